@@ -66,10 +66,10 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     began, plan = time.monotonic(), plan_again(run, options)
     inputs, check = inputs_of(plan, run), check_run(run)
     changes = {name: line for name, line in run.changes(plan.identity).items() if name != _PATHS}
-    problems = [f"run.json: {line.strip()} here" for line in changes.values()]
-    problems += [*_of_manifest(inputs, run), *_of_parts(check, is_partial=options.partial)]
+    others = [f"run.json: {line.strip()} here" for line in changes.values()] + [*_of_manifest(inputs, run)]
+    problems = [*others, *_of_parts(check, is_partial=options.partial)]
     _print_some(problems)
-    if changes:
+    if others:
         print("no text was compared: with what is here other ones are written")
         return Exit.FAILED
     again = Again(plan)
@@ -84,8 +84,8 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     lost = [row.name for row, _ in found if not row.is_checkable]
     differences = [difference for row, difference in found if difference is not None and row.is_checkable]
     near_ties = [str(each) for each in differences if each.is_near_tie]
-    others = [str(each) for each in differences if not each.is_near_tie]
-    _print_some(others)
+    differing = [str(each) for each in differences if not each.is_near_tie]
+    _print_some(differing)
     for line in near_ties[:_MOST_SHOWN]:
         print(f"near tie, behind which it was not compared: {line}")
     if lost:
@@ -93,11 +93,11 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     num_compared, seconds = len(found) - len(lost), time.monotonic() - began
     print(
         f"{num_compared:,} of {num_rows:,} rows (seed {seed}), {again.num_tokens:,} tokens, {seconds:.1f} s with "
-        f"loading: {len(others)} rows differ" + (f", {len(near_ties)} at near ties" if near_ties else "")
+        f"loading: {len(differing)} rows differ" + (f", {len(near_ties)} at near ties" if near_ties else "")
     )
-    share = most_differing(num_rows, num_compared, len(others))
+    share = most_differing(num_rows, num_compared, len(differing))
     print(f"with {CONFIDENCE:.0%} confidence at most {share:.2%} of the rows differ")
-    return Exit.FAILED if problems or others else Exit.COMPLETE
+    return Exit.FAILED if problems or differing else Exit.COMPLETE
 
 
 def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
