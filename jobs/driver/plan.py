@@ -26,7 +26,7 @@ from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, with_lookup
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -34,6 +34,7 @@ from pipeline.inputs.options import InputOptions, resolve_options, settle_prompt
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.dead_letters import FailedUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.earlier_rows import refuse_unlike
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
@@ -120,11 +121,10 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded.
-
-    That is also a configuration which would write other tokens than the run that is there.
-    """
-    plan = unchecked_plan(chosen_here(config))
+    """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
+    plan = unchecked_plan(with_lookup(chosen_here(config)))
+    if config.run.reuse is not None:
+        refuse_unlike(config.run.reuse, config.output.path, plan.identity["tokenizer"])
     if (begun := plan.run_directory) is not None:
         _refuse_changed_inputs(begun, plan.files)
         begun.refuse_if_changed(plan.identity)
@@ -176,7 +176,8 @@ def unchecked_plan(config: RunConfig) -> Plan:
         options, why_prompts = prompts_as_begun(options, run_directory.run["identity"]), "as the run began with them"
     task.check(files, options, codec)
     parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    column_sets = task.column_sets(parts) if run_directory is None else run_directory.column_sets
+    own_sets = [*task.column_sets(parts), *["reuse"] * (config.run.reuse is not None)]
+    column_sets = own_sets if run_directory is None else run_directory.column_sets
     carried = (
         types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
     )
@@ -233,6 +234,7 @@ def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
         run_path=run_directory.location.name,
         units=WholeUnits(plan.input_options, plan.carried),
         recorded_rows=recorded_rows,
+        reuse=plan.config.run.reuse,
         hang_timeout_s=plan.config.run.hang_timeout_s,
         log_settings=plan.config.run.logs,
     )

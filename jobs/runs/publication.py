@@ -16,7 +16,7 @@ from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
 from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
 from pipeline.export.destinations import Destination, Folder
-from pipeline.export.published_run import files_beside
+from pipeline.export.published_run import RUN, files_beside
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
@@ -101,7 +101,7 @@ def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator
             parquet = pq.ParquetFile(path)
             for group in range(parquet.num_row_groups):
                 yield from secrets_in_table(parquet.read_row_group(group), name)
-        else:
+        elif name != RUN:  # which has nothing that was not looked at above
             text = path.read_text(encoding="utf-8", errors="replace")
             yield from secrets_in_json(json.loads(text) if name.endswith(".json") else text, name, name)
 

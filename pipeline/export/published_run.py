@@ -29,7 +29,8 @@ from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of, to_parquet
 from pipeline.storage.whole_file import replace_file, to_json
 
-_FOLDER, _INPUT = "dray", "dray/input"
+RUN = "dray/run.json"
+_MANIFEST, _ERRORS, _INPUT = "dray/manifest.parquet", "dray/errors.parquet", "dray/input"
 _DATA = re.compile(r"data/[0-9a-f]+/part-\d+\.parquet")
 # Fields of sections of the configuration that decide texts; None: all of the section.
 _DECIDING: Mapping[str, tuple[str, ...] | None] = {
@@ -53,9 +54,9 @@ def files_beside(run: RunDirectory, folder: Path, *, with_input: bool) -> dict[s
         said = row["message"] if is_of_process(row["message"]) else ""
         row.update(file=paths.get(row["file"], ""), message=said)
     contents: dict[str, Callable[[], bytes]] = {
-        f"{_FOLDER}/run.json": partial(to_json, _without_paths(run.run)),
-        f"{_FOLDER}/manifest.parquet": lambda: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
-        f"{_FOLDER}/errors.parquet": lambda: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
+        RUN: partial(to_json, _without_paths(run.run)),
+        _MANIFEST: lambda: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
+        _ERRORS: lambda: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
         **{f"{_INPUT}/{name}": Location.parse(path).read_bytes for path, name in paths.items() if with_input},
     }
     for name, content in contents.items():
@@ -69,15 +70,12 @@ def restored(publication: Location, folder: str) -> RunDirectory | None:
 
     Raises ValueError for what is damaged, and OSError.
     """
-    said = publication.child(f"{_FOLDER}/run.json").read_if_there()
+    said = publication.child(RUN).read_if_there()
     if said is None:
         return None
     run, files = json.loads(said), publication.files()
     run["settings"]["input"]["path"] = publication.child(_INPUT).name
-    manifest, failed = (
-        table_of(publication.child(f"{_FOLDER}/{name}.parquet").read_bytes()).to_pylist()
-        for name in ("manifest", "errors")
-    )
+    manifest, failed = (table_of(publication.child(name).read_bytes()).to_pylist() for name in (_MANIFEST, _ERRORS))
     directory = RunDirectory.create(folder, run, (WorkUnit(**unit) for unit in manifest))
     schema, engines = directory.generations_schema, _engines(publication)
     paths = [publication.child(name).path for name in sorted(files) if _DATA.fullmatch(name)]
