@@ -85,9 +85,7 @@ ROUND_COLUMNS = (
 
 # Of a run that was begun with `run.reuse`, behind the columns above.
 REUSE_COLUMNS = (
-    Column(
-        "num_earlier_tokens", pa.int32(), "With `run.reuse`: tokens of the earlier text; null without one."
-    ),
+    Column("num_earlier_tokens", pa.int32(), "With `run.reuse`: tokens of the earlier text; null without one."),
     Column("num_unchanged_tokens", pa.int32(), "First tokens that are those of the earlier text."),
     Column("num_reused_tokens", pa.int32(), "Tokens that followed from the earlier text, behind changes, too."),
 )

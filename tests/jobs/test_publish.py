@@ -90,7 +90,11 @@ def test_a_second_call_uploads_only_what_is_missing_or_changed(tmp_path, capsys)
     assert publish.main([run.location.name, str(place)]) == 0  # one large file in place of the small ones
     assert [path.name for path in place.glob("data/**/*.parquet")] == ["part-00000.parquet"]
     assert pq.read_table(place / "data").num_rows == 10
-    assert sorted(path.name for path in (place / "dray").iterdir()) == ["errors.parquet", "manifest.parquet", "run.json"]
+    assert sorted(path.name for path in (place / "dray").iterdir()) == [
+        "errors.parquet",
+        "manifest.parquet",
+        "run.json",
+    ]
 
 
 def test_the_folder_of_the_data_has_the_name_that_older_versions_gave_it(tmp_path):
