@@ -56,9 +56,10 @@ class Task:
         """Return what may be said of its output before engines are loaded."""
         return backend.exactness
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
-        """Return which optional columns the output of a new run has, if columns for parts are asked for or not."""
-        return ["rounds", "parts"] if has_parts else ["rounds"]
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
+        """Return which optional columns the output of a new run has, if parts are asked for, and texts reused."""
+        asked: dict[ColumnSet, bool] = {"rounds": True, "reuse": reuses, "parts": has_parts}
+        return [name for name, is_asked in asked.items() if is_asked]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:
         """Return the output tokens that a row may have, over its samples."""
@@ -120,7 +121,7 @@ class Score(Task):
     def exactness(self, backend: Backend) -> Exactness:
         return "no"  # of scores the engines tell
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
         return ["scores"]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:
@@ -169,7 +170,7 @@ class RunProgram(Task):
         source = Program.load(self.program.function).digest
         return {"program": {"function": self.program.function, "source": source}}
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
         return ["rounds", "turns"]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:

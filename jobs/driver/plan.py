@@ -176,8 +176,8 @@ def unchecked_plan(config: RunConfig) -> Plan:
         options, why_prompts = prompts_as_begun(options, run_directory.run["identity"]), "as the run began with them"
     task.check(files, options, codec)
     parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    own_sets = [*task.column_sets(parts), *["reuse"] * (config.run.reuse is not None)]
-    column_sets = own_sets if run_directory is None else run_directory.column_sets
+    new_sets = task.column_sets(parts, reuses=config.run.reuse is not None)
+    column_sets = new_sets if run_directory is None else run_directory.column_sets
     carried = (
         types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
     )

@@ -6,11 +6,9 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +24,7 @@ from jobs.driver.stopping import Exit
 from jobs.names import tell
 from jobs.runs.certainty import CONFIDENCE, most_differing
 from jobs.runs.written_again import Again, RecordedRow
-from pipeline.export.published_run import restored
+from pipeline.export.published_run import opened
 from pipeline.inputs.files import InputFile
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -51,15 +49,6 @@ def audit(options: argparse.Namespace) -> int:
     except (ValueError, OSError, pa.ArrowException) as error:
         tell(f"error: {error}")
         return Exit.BAD_CONFIGURATION
-
-
-@contextmanager
-def opened(place: str) -> Iterator[RunDirectory]:
-    """Open a run, or that of a publication, which is made again in a folder of its own while the block runs."""
-    location = Location.parse(place)
-    with TemporaryDirectory(prefix="dray-published-") as folder:
-        run = None if RunDirectory.exists(location) else restored(location, folder)
-        yield run or RunDirectory.open(location)
 
 
 def _audit(run: RunDirectory, options: argparse.Namespace) -> int:

@@ -9,9 +9,11 @@ dray/input/0000/NAME     the input files in their order, where they are publishe
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +65,15 @@ def files_beside(run: RunDirectory, folder: Path, *, with_input: bool) -> dict[s
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content())
     return {name: folder / name for name in contents}
+
+
+@contextmanager
+def opened(place: str) -> Iterator[RunDirectory]:
+    """Open a run, or that of a publication, which is made again in a folder of its own while the block runs."""
+    location = Location.parse(place)
+    with TemporaryDirectory(prefix="dray-published-") as folder:
+        run = None if RunDirectory.exists(location) else restored(location, folder)
+        yield run or RunDirectory.open(location)
 
 
 def restored(publication: Location, folder: str) -> RunDirectory | None:

@@ -173,7 +173,7 @@ def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) 
     """Yield a sentence for each kind of row or sample that is missing, doubled or foreign."""
     expected = set(range(unit.row_id(0), unit.row_id(0) + unit.num_rows))
     found = list(zip(generations["row_id"].to_pylist(), generations["sample"].to_pylist(), strict=True))
-    keys, generated_ids = sorted(found), {row_id for row_id, _ in found}
+    keys, generated_ids = sorted(found), {row_id for row_id, _ in found if row_id is not None}
     if keys != found:
         yield "its rows are not in the order of row_id and sample"
     for row_id, group in groupby(keys, key=lambda key: key[0]):

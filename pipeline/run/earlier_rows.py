@@ -56,7 +56,9 @@ class EarlierRows:
         parts = map(self._run.part_path, sorted(self._run.committed_unit_ids()))
         for table in read_ahead(lambda part: read_columns(part, ["row_id", "id"]), parts):
             pairs = zip(table["id"].to_pylist(), table["row_id"].to_pylist(), strict=True)
-            yield from ((str(user_id), row_id) for user_id, row_id in pairs if user_id is not None)
+            for user_id, row_id in pairs:
+                if user_id is not None and row_id is not None:
+                    yield str(user_id), row_id
 
     def _read(self, unit_id: int) -> dict[int, list[dict[str, Any]]]:
         rows = defaultdict[int, list[dict[str, Any]]](list)
