@@ -99,7 +99,7 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
     units = [unit for unit in second.units() if unit.unit_id in committed]
     for unit, rows in zip(units, each_unit(second, units, ["row_id", "sample", *_COLUMNS, *by]), strict=True):
         ids = {row["row_id"]: row["id"] for row in rows.errors.to_pylist()}
-        samples = defaultdict[int, dict[int, tuple[Row, tuple[str, ...]]]](dict)
+        samples = defaultdict[int, dict[int, tuple[Row | None, tuple[str, ...]]]](dict)
         for row, group in zip(_rows(rows.generations), shown_rows(rows.generations, by), strict=True):
             samples[row["row_id"]][row["sample"]] = row, group
             ids[row["row_id"]] = row["id"]
@@ -141,14 +141,15 @@ def _difference(first: RunDirectory, second: RunDirectory, options: argparse.Nam
         found[pair.group, pair.what] += 1
         tokens[pair.group, "kept"] += pair.num_kept
         tokens[pair.group, "all"] += max(map(len, pair.parts))
-        if pair.what == "changed":
+        if pair.what == "changed" and len(changed) < max(options.rows, _MOST_ON_PAGE):
             changed.append(pair)
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(_table(first, second, by, found, tokens))
     for pair in changed[: options.rows]:
         console.print(Text(str(pair)))
-    if len(changed) > options.rows:
-        print(f"and {len(changed) - options.rows:,} more texts that changed; --rows N lists more")
+    counts = _summed(found)
+    if counts["changed"] > options.rows:
+        print(f"and {counts['changed'] - options.rows:,} more texts that changed; --rows N lists more")
     if options.html is not None:
         from jobs.report_page.page import rendered  # here, since it draws charts, which a table does not need
 
@@ -156,20 +157,20 @@ def _difference(first: RunDirectory, second: RunDirectory, options: argparse.Nam
         shown = [(pair, *marked(pair, codecs)) for pair in changed[:_MOST_ON_PAGE]]
         names = {"first": first.location.name, "second": second.location.name, "title": "What changed"}
         place = Location.parse(options.html)
-        rendered("diff.html", place, pairs=shown, counts=_summed(found), num_changed=len(changed), **names)
+        rendered("diff.html", place, pairs=shown, counts=counts, **names)
         print(place.name)
-    return Exit.COMPLETE if _summed(found)["same"] == found.total() else Exit.FAILED
+    return Exit.COMPLETE if counts["same"] == counts.total() else Exit.FAILED
 
 
 def marked(pair: Pair, codecs: Sequence[TextCodec | None]) -> tuple[list[tuple[bool, str]], list[tuple[bool, str]]]:
     """Return both texts in pieces, each with whether it is changed."""
-    parts = [part[:_MOST_TOKENS] for part in pair.parts]
+    parts: list[list[Any]] = [part[:_MOST_TOKENS] for part in pair.parts]
     texts = [
         part if pair.in_words or codec is None else token_texts(codec, codec.end_of(row["prompt"] or ""), part)
         for part, codec, row in zip(parts, codecs, (pair.first or {}, pair.second or {}), strict=True)
     ]
     pieces: tuple[list[tuple[bool, str]], list[tuple[bool, str]]] = ([], [])
-    for tag, *places in SequenceMatcher(None, *parts, autojunk=False).get_opcodes():
+    for tag, *places in SequenceMatcher[Any](None, parts[0], parts[1], autojunk=False).get_opcodes():
         for own, text, (begin, end) in zip(pieces, texts, (places[:2], places[2:]), strict=True):
             if begin < end:
                 own.append((tag != "equal", "".join(map(str, text[begin:end]))))
