@@ -100,9 +100,9 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
     for unit, rows in zip(units, each_unit(second, units, ["row_id", "sample", *_COLUMNS, *by]), strict=True):
         ids = {row["row_id"]: row["id"] for row in rows.errors.to_pylist()}
         samples = defaultdict[int, dict[int, tuple[Row | None, tuple[str, ...]]]](dict)
-        for row, group in zip(_rows(rows.generations), shown_rows(rows.generations, by), strict=True):
-            samples[row["row_id"]][row["sample"]] = row, group
-            ids[row["row_id"]] = row["id"]
+        for each, group in zip(_rows(rows.generations), shown_rows(rows.generations, by), strict=True):
+            samples[each["row_id"]][each["sample"]] = each, group
+            ids[each["row_id"]] = each["id"]
         for row_id, user_id in sorted(ids.items()):
             number = unit.row_start + unit.row_index(row_id)
             old_id, now = earlier.find(user_id, unit.file, number), samples[row_id]
