@@ -9,7 +9,7 @@ Exit code 0, 1 if something differs, 2 if it cannot be audited.
 
 import sys
 
-from jobs.commands import argument, number, with_options
+from jobs.commands import WRITES_AGAIN, argument, number, with_options
 
 
 def rows(text: str) -> int | None:
@@ -17,13 +17,6 @@ def rows(text: str) -> int | None:
     return None if text == "all" else number(text)
 
 
-WITH = (  # arguments of a command that writes rows again
-    argument("--model", metavar="MODEL", help="target, where it is not at the place that run.json names"),
-    argument("--tokenizer", metavar="FOLDER", help="tokenizer, unless it is the target's own"),
-    argument("--input", nargs="+", metavar="PATH", help="input, where it is not at the place that run.json names"),
-    argument("--device", choices=("cpu", "cuda"), help="where to run; unless given as the run"),
-    argument("--slots", type=number, metavar="N", help="rows at once; unless given as the run"),
-)
 main = with_options(
     "audit",
     __doc__,
@@ -32,7 +25,7 @@ main = with_options(
     argument("--rows", type=rows, default=200, metavar="N|all", help="rows to write again; 200"),
     argument("--seed", type=int, metavar="N", help="which rows; unless given others each time"),
     argument("--partial", action="store_true", help="audit a run with missing units as it is"),
-    *WITH,
+    *WRITES_AGAIN,
 )
 
 if __name__ == "__main__":

@@ -89,6 +89,23 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     return Exit.FAILED if problems or differing else Exit.COMPLETE
 
 
+def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options: argparse.Namespace) -> int:
+    """Write rows of a run again, each given with its unit; print whether they are the same, and return the exit code.
+
+    Raises ValueError for what cannot be written again.
+    """
+    plan = plan_again(run, options)
+    wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
+    again, exit_code = Again(plan), Exit.COMPLETE
+    for row, difference in again.compared(recorded_rows(plan, run, inputs_of(plan, run), wanted)):
+        texts = f"{len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens"
+        print(f"written again: {difference or f'row {row.name}, {texts}, the same'}")
+        exit_code = exit_code if difference is None else Exit.FAILED
+    if changes := [line for name, line in run.changes(plan.identity).items() if name != _PATHS]:
+        print("\n".join(["with what is here, and not with what the run names:", *changes]))
+    return exit_code
+
+
 def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     """Return the plan of a run, by what its run.json says, for an engine here that follows the run's texts.
 

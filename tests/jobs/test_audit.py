@@ -13,7 +13,7 @@ from scipy import stats
 
 from decoding import Engine
 from decoding.grammar.structured import Structured
-from jobs import audit, generate, publish
+from jobs import audit, generate, publish, show
 from jobs.runs.certainty import most_differing
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
@@ -333,3 +333,16 @@ def test_the_certainty_is_the_exact_bound(num_rows, num_audited, num_differing):
 
 def test_the_certainty_of_a_sample_without_a_difference_is_that_of_a_large_corpus():
     assert most_differing(10**8, 200, 0) == pytest.approx(1 - 0.01 ** (1 / 200), rel=1e-4)
+
+
+def test_a_row_is_shown_and_written_again_alone(forged, text_pair, capsys):
+    for name in ("many", "tools", "too long"):
+        assert show.main([str(forged), f"--row={name}", "--regenerate"]) == 0, capsys.readouterr()
+    assert "written again: row many, 3 texts of" in capsys.readouterr().out
+
+    edit_rows(forged, lambda rows: rewrite(rows[2], [65, *rows[2]["token_ids"][1:]], TextCodec.load(text_pair[0])))
+    assert show.main([str(forged), "--row=row-2", "--regenerate"]) == 1
+    assert "written again: row row-2, sample 0, token 0: 'a' (65) is recorded" in capsys.readouterr().out
+    assert show.main([str(forged), "--row=row-2", "--regenerate", f"--model={text_pair[1]}"]) == 1
+    assert re.search(r"not with what the run names:\n *target: was", capsys.readouterr().out)
+    assert show.main([str(forged), "--row=row-2", "--regenerate", "--model=nowhere/at/all"]) == 2
