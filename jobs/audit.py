@@ -1,4 +1,4 @@
-"""`dray audit RUN`: check that a run is what its target writes, on a sample of its rows.
+"""`dray audit RUN`: find out whether a run is what its target writes.
 
 Each row of the sample is written again as the run wrote it, with its recorded text as the draft: that takes a fraction
 of the time. Tokens, texts, ends and all else that must come out again are compared. All parts are verified, and

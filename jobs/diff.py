@@ -1,4 +1,4 @@
-"""`dray diff RUN RUN`: say which texts of two runs differ, from where on, and how much of them.
+"""`dray diff RUN RUN`: say which texts of two runs differ, and from where on.
 
 Rows are compared whose own ids are the same, or else whose files have the same name and whose numbers are the same
 there; samples by their numbers. --by groups by columns of the second run. --html draws the changed texts side by side.

@@ -9,22 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any
 
 import pyarrow as pa
 
 from actors.engines.backend import why_inexact
-from actors.placement import DraftSettings, StageSettings
 from decoding.choices import TEXT_IS_THE_TARGETS
 from jobs.config.loading import checked
 from jobs.config.run import RunConfig
-from jobs.config.train import LearnSettings
 from jobs.driver.plan import Plan, unchecked_plan
 from jobs.driver.stopping import Exit
 from jobs.names import tell
 from jobs.runs.certainty import CONFIDENCE, most_differing
 from jobs.runs.written_again import Again, RecordedRow
-from pipeline.export.published_run import opened
+from pipeline.export.published_run import deciding, opened
 from pipeline.inputs.files import InputFile
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -32,12 +29,10 @@ from pipeline.run.check import CheckReport, check_run
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import read_unit_rows
 from pipeline.storage.location import Location
-from pipeline.streaming.pool import ActorPool
 
 _MOST_SHOWN = 20  # differences that are printed
 _MOST_ROWS = (1 << 32) - 1  # of a unit
 _PATHS = "input.files"  # of an identity: paths and times of change, which other copies of the files do not have
-
 Inputs = Sequence[tuple[InputFile, int]]  # each file that has rows, with their number
 
 
@@ -54,16 +49,16 @@ def audit(options: argparse.Namespace) -> int:
 def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     began, plan = time.monotonic(), plan_again(run, options)
     inputs, check = inputs_of(plan, run), check_run(run)
-    changes = {name: line for name, line in run.changes(plan.identity).items() if name != _PATHS}
-    others = [f"run.json: {line.strip()} here" for line in changes.values()] + [*_of_manifest(inputs, run)]
-    problems = [*others, *_of_parts(check, is_partial=options.partial)]
-    _print_some(problems)
+    others = [f"run.json: {line} here" for line in _changes(plan, run)] + [*_of_manifest(inputs, run)]
+    is_missing = ("unit",) if options.partial else ()  # the first word of what is said of a missing unit
+    problems = others + [line for line in check.problems if line.partition(" ")[0] not in is_missing]
+    _print_some("differs", problems)
     if others:
         print("no text was compared: with what is here other ones are written")
         return Exit.FAILED
     again = Again(plan)
-    for line in _of_engines(again, check):
-        print(line)
+    if (note := _of_engines(again, check)) is not None:
+        print(note)
     committed = run.committed_unit_ids()
     units = [unit for unit in run.units() if unit.unit_id in committed]
     num_rows = sum(unit.num_rows for unit in units)
@@ -74,9 +69,8 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     differences = [difference for row, difference in found if difference is not None and row.is_checkable]
     near_ties = [str(each) for each in differences if each.is_near_tie]
     differing = [str(each) for each in differences if not each.is_near_tie]
-    _print_some(differing)
-    for line in near_ties[:_MOST_SHOWN]:
-        print(f"near tie, behind which it was not compared: {line}")
+    _print_some("differs", differing)
+    _print_some("near tie, behind which it was not compared", near_ties)
     if lost:
         print(f"{len(lost)} rows, recorded as failures of the process that wrote, were not compared: {lost[:5]}")
     num_compared, seconds = len(found) - len(lost), time.monotonic() - began
@@ -96,14 +90,13 @@ def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options:
     """
     plan = plan_again(run, options)
     wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
-    again, exit_code = Again(plan), Exit.COMPLETE
-    for row, difference in again.compared(recorded_rows(plan, run, inputs_of(plan, run), wanted)):
+    found = Again(plan).compared(recorded_rows(plan, run, inputs_of(plan, run), wanted))
+    for row, difference in found:
         texts = f"{len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens"
         print(f"written again: {difference or f'row {row.name}, {texts}, the same'}")
-        exit_code = exit_code if difference is None else Exit.FAILED
-    if changes := [line for name, line in run.changes(plan.identity).items() if name != _PATHS]:
-        print("\n".join(["with what is here, and not with what the run names:", *changes]))
-    return exit_code
+    if changes := _changes(plan, run):
+        print("\n  ".join(["with what is here, and not with what the run names:", *changes]))
+    return Exit.COMPLETE if all(difference is None for _, difference in found) else Exit.FAILED
 
 
 def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
@@ -111,66 +104,31 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
 
     Raises ValueError, in one line, for a run whose texts no one can write again, and for what is not here.
     """
-    said, where = run.run, run.location.name
-    config = checked(RunConfig, said["settings"], f"{where}: settings of run.json")
-    engine, models, identity = config.generator.engine, config.generator.models, said["identity"]
-    if (verification := identity.get("verification")) not in TEXT_IS_THE_TARGETS:
+    said, where, verification = run.run, run.location.name, run.run["identity"].get("verification")
+    if verification not in TEXT_IS_THE_TARGETS:
         raise ValueError(f"{where} cannot be audited: {why_inexact(verification)}")
-    device: Any = given.device or models.device
-    models = replace(
-        models,
-        target=given.model or said["models"]["target"],
-        tokenizer=given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
-        draft=None,
-        candidates=(),
-        draft_vocabulary="same",
-        device=device,
-        dtype=identity["dtype"],
-    )
-    engine = replace(
-        engine,
-        drafter="suffix",
-        draft_length="adaptive",
-        draft_window=None,
-        num_lanes=None,
-        num_slots=given.slots or engine.num_slots,
-    )
-    generator = replace(
-        config.generator,
-        models=models,
-        engine=engine,
-        placement="colocated",
-        drafts=DraftSettings(),
-        stages=StageSettings(),
-    )
-    config = replace(
-        config,
-        generator=generator,
-        actors=ActorPool(),
-        learn=LearnSettings(),
-        input=replace(config.input, path=given.input or config.input.path),
-        output=replace(config.output, path=where),
-        sampling=replace(config.sampling, names_given=None),  # all stand in run.json, also those that no one gave
-        run=replace(config.run, local=True, ray_address=None, exact="any"),
-    )
-    if named := config.beyond_one_process:
+    if run.has("scores") or run.has("turns"):
         raise ValueError(
-            f"{where} cannot be audited: it has {named[0]}, and what is audited are texts of Dray's engine"
+            f"{where} cannot be audited: its rows are scores, or programs whose tools may answer otherwise"
         )
-    return unchecked_plan(config)
-
-
-def recorded_rows(
-    plan: Plan, run: RunDirectory, inputs: Inputs, wanted: Iterable[tuple[WorkUnit, Sequence[int]]]
-) -> Iterator[RecordedRow]:
-    """Yield the rows with these numbers in these units, as they are recorded and as the input has them now."""
-    here = dict(zip(dict.fromkeys(unit.file for unit in run.units()), inputs, strict=True))
-    for unit, numbers in wanted:
-        rows, (file, _) = read_unit_rows(run, unit), here[unit.file]
-        moved = replace(unit, file=file.path, file_size=file.size, file_version=file.version)
-        read = list(read_unit(moved, plan.input_options, plan.carried, run.id_type))
-        for number in numbers:
-            yield RecordedRow.of(unit, rows, read[number])
+    settings = deciding(said["settings"])
+    models = {
+        "target": given.model or said["models"]["target"],
+        "tokenizer": given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
+        "device": given.device or settings["models"]["device"],
+        "dtype": said["identity"]["dtype"],
+    }
+    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"]["num_slots"]}
+    own = {
+        "input": {**settings["input"], "path": given.input or settings["input"]["path"]},
+        "output": {"path": where, "parts": run.has("parts")},
+        "models": {**settings["models"], **models},
+        "engine": {**settings["engine"], **engine},
+        "run": {**settings["run"], "local": True},
+    }
+    config = checked(RunConfig, {**settings, **own}, f"run.json of {where}")
+    # All parameters stand in run.json, also those that no one gave.
+    return unchecked_plan(replace(config, sampling=replace(config.sampling, names_given=None)))
 
 
 def inputs_of(plan: Plan, run: RunDirectory) -> Inputs:
@@ -179,7 +137,7 @@ def inputs_of(plan: Plan, run: RunDirectory) -> Inputs:
     for unit in plan_units(plan.files, plan.input_options, _MOST_ROWS):
         num_rows[unit.file] += unit.num_rows
     found = [(file, num_rows[file.path]) for file in plan.files if num_rows[file.path]]
-    planned = [(Location.parse(file).short_name, size) for file, size in _planned(run)]
+    planned = [(Location.parse(unit.file).short_name, unit.file_size) for unit in _firsts(run)]
     here = [(Location.parse(file.path).short_name, file.size) for file, _ in found]
     if planned != here:
         was, now = (", ".join(f"{name} ({size:,} bytes)" for name, size in each) for each in (planned, here))
@@ -187,50 +145,60 @@ def inputs_of(plan: Plan, run: RunDirectory) -> Inputs:
     return found
 
 
-def _planned(run: RunDirectory) -> dict[tuple[str, int], int]:
-    """Return the rows that the manifest has of each file, by its path and size."""
-    num_rows = Counter[tuple[str, int]]()
+def recorded_rows(
+    plan: Plan, run: RunDirectory, inputs: Inputs, wanted: Iterable[tuple[WorkUnit, Sequence[int]]]
+) -> Iterator[RecordedRow]:
+    """Yield the rows with these numbers in these units, as they are recorded and as the input has them now."""
+    here = {unit.file: file for unit, (file, _) in zip(_firsts(run), inputs, strict=True)}
+    for unit, numbers in wanted:
+        rows, file = read_unit_rows(run, unit), here[unit.file]
+        moved = replace(unit, file=file.path, file_size=file.size, file_version=file.version)
+        read = list(read_unit(moved, plan.input_options, plan.carried, run.id_type))
+        for number in numbers:
+            yield RecordedRow.of(unit, rows, read[number])
+
+
+def _firsts(run: RunDirectory) -> list[WorkUnit]:
+    """Return the first unit of each file."""
+    firsts: dict[str, WorkUnit] = {}
     for unit in run.units():
-        num_rows[unit.file, unit.file_size] += unit.num_rows
-    return num_rows
+        firsts.setdefault(unit.file, unit)
+    return list(firsts.values())
+
+
+def _changes(plan: Plan, run: RunDirectory) -> list[str]:
+    return [line.strip() for name, line in run.changes(plan.identity).items() if name != _PATHS]
 
 
 def _of_manifest(inputs: Inputs, run: RunDirectory) -> Iterator[str]:
     """Yield what the manifest leaves out of the input, or has at another place than it says."""
-    for ((path, _), planned), (_, here) in zip(_planned(run).items(), inputs, strict=True):
-        if planned != here:
-            yield f"manifest: it has {planned:,} rows of {path}, and the file has {here:,}"
     ordinal, ends = 0, Counter[str]()
     for unit in run.units():
         if (unit.first_ordinal, unit.row_start) != (ordinal, ends[unit.file]):
             yield f"manifest: unit {unit.unit_id} does not go on where the one before it ends"
         ordinal, ends[unit.file] = ordinal + unit.num_rows, unit.row_start + unit.num_rows
+    for (path, planned), (_, here) in zip(ends.items(), inputs, strict=True):
+        if planned != here:
+            yield f"manifest: it has {planned:,} rows of {path}, and the file has {here:,}"
 
 
-def _of_parts(check: CheckReport, *, is_partial: bool) -> Iterator[str]:
-    return (line for line in check.problems if not (is_partial and line.startswith("unit ")))  # of missing units
-
-
-def _of_engines(again: Again, check: CheckReport) -> Iterator[str]:
-    """Yield what is to be said of the engines that wrote and of that here. Raises ValueError if they may differ."""
+def _of_engines(again: Again, check: CheckReport) -> str | None:
+    """Return what is to be said of the engines that wrote and of that here. Raises ValueError if they may differ."""
     here, others = again.engine.footer, [each for each in check.engines if not again.is_of_one_kind(each)]
     if "no" in (here["exact_text"], *(each.get("exact_text") for each in check.engines)):
         raise ValueError(
             f"it cannot be audited: in {here['dtype']} its texts depend on the batch, where they were written or here "
             "(docs/promise.md)"
         )
-    if not others:
-        return
-    kinds = ", ".join(sorted({f"{each.get('device')} {each.get('kernels')}".rstrip() for each in others}))
-    if here["dtype"] != "float32":
+    kinds = ", ".join(sorted({f"{each.get('device')} {each.get('kernels')}" for each in others}))
+    if others and here["dtype"] != "float32":
         raise ValueError(
             f"it cannot be audited here: it was written on {kinds}, and {here['device']} {here['kernels']} rounds "
             f"otherwise in {here['dtype']}; audit it on a machine of that kind"
         )
-    yield (
-        f"note: written on {kinds}, audited on {here['device']} {here['kernels']}: where the two best tokens are "
-        f"within {again.engine.loop.engine.close_call:g} logits, rounding may decide otherwise, which is said apart"
-    )
+    margin = f"{again.engine.loop.engine.close_call:g} logits"
+    note = f"note: written on {kinds}, audited on {here['device']} {here['kernels']}: where the two best tokens are"
+    return f"{note} within {margin}, rounding may decide otherwise, which is said apart" if others else None
 
 
 def _by_unit(units: Sequence[WorkUnit], places: Iterable[int]) -> Iterator[tuple[WorkUnit, list[int]]]:
@@ -240,8 +208,8 @@ def _by_unit(units: Sequence[WorkUnit], places: Iterable[int]) -> Iterator[tuple
         yield units[index], [place - ends[index] + units[index].num_rows for place in own]
 
 
-def _print_some(lines: Sequence[str]) -> None:
+def _print_some(what: str, lines: Sequence[str]) -> None:
     for line in lines[:_MOST_SHOWN]:
-        print(f"differs: {line}")
+        print(f"{what}: {line}")
     if len(lines) > _MOST_SHOWN:
-        print(f"differs: and {len(lines) - _MOST_SHOWN:,} more")
+        print(f"{what}: and {len(lines) - _MOST_SHOWN:,} more")

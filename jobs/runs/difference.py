@@ -1,14 +1,13 @@
 """The work of `dray diff`: which texts of two runs differ, from where on, and how much of each."""
 
 import argparse
-import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 from rich.console import Console
@@ -29,12 +28,12 @@ from pipeline.run.unit_rows import each_unit, refuse_unknown_columns
 from pipeline.storage.location import Location
 from pipeline.text.codec import TextCodec
 
-_COLUMNS = ["id", "prompt", "text", "token_ids", "finish_reason"]
-_WORD = re.compile(r"\s*\S+|\s+")
+_COMPARED = ("token_ids", "text", "finish_reason")
+_COLUMNS = ["row_id", "sample", "id", "prompt", *_COMPARED]
 _AROUND = 40  # characters of a text that are shown from its first difference on
 _MOST_ON_PAGE, _MOST_TOKENS = 200, 2000
 What = Literal["same", "changed", "only in the first", "only in the second"]
-Row = dict[str, Any]
+Pieces = list[tuple[bool, str]]  # a text in pieces, each with whether it is changed
 
 
 @dataclass(frozen=True)
@@ -44,82 +43,41 @@ class Pair:
     name: str
     sample: int
     group: tuple[str, ...]  # the values of its columns
-    first: Row | None
-    second: Row | None
-    in_words: bool  # since the tokens of the two runs are those of different tokenizers
+    first: dict[str, Any] | None
+    second: dict[str, Any] | None
 
     @property
     def what(self) -> What:
         """What became of it."""
         if self.first is None or self.second is None:
             return "only in the second" if self.first is None else "only in the first"
-        names = ("text", "finish_reason") if self.in_words else ("text", "finish_reason", "token_ids")
-        return "same" if all(self.first[name] == self.second[name] for name in names) else "changed"
+        return "same" if all(self.first[name] == self.second[name] for name in _COMPARED) else "changed"
 
     @cached_property
-    def parts(self) -> tuple[list[Any], list[Any]]:
-        """What is compared of both texts: tokens, or words."""
-        rows = (self.first or {}, self.second or {})
-        if self.in_words:
-            return tuple(_WORD.findall(row.get("text") or "") for row in rows)  # type: ignore[return-value]
-        return tuple(list(row.get("token_ids") or ()) for row in rows)  # type: ignore[return-value]
-
-    @cached_property
-    def num_same(self) -> int:
-        """First tokens, or words, that both texts share."""
-        return common_prefix(*self.parts)
+    def tokens(self) -> list[list[int]]:
+        """The token ids of both texts."""
+        return [list((row or {}).get("token_ids") or ()) for row in (self.first, self.second)]
 
     @cached_property
     def num_kept(self) -> int:
-        """Tokens, or words, of the second text that follow from the first one, behind changes, too."""
-        prediction = Prediction(self.parts[0])
-        prediction.read(self.parts[1])
+        """Tokens of the second text that follow from the first one, behind changes, too."""
+        prediction = Prediction(self.tokens[0])
+        prediction.read(self.tokens[1])
         return prediction.num_right
+
+    @property
+    def num_same(self) -> int:
+        """First tokens that both texts share."""
+        return common_prefix(*self.tokens)
 
     def __str__(self) -> str:
         """Return it as a line: where the texts first differ, and how they go on there."""
         texts = [str((row or {}).get("text") or "") for row in (self.first, self.second)]
         at = common_prefix(*texts)
         was, now = (visible(text[at : at + _AROUND]) or "(the end)" for text in texts)
-        unit = "word" if self.in_words else "token"
-        share = 1 - self.num_kept / max(1, *map(len, self.parts))
-        where = f"{visible(self.name)}, sample {self.sample}, {unit} {self.num_same}, character {at}"
+        share = 1 - self.num_kept / max(1, *map(len, self.tokens))
+        where = f"{visible(self.name)}, sample {self.sample}, token {self.num_same}, character {at}"
         return f"{where}, {share:.0%} changed: {was!r} became {now!r}"
-
-
-def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) -> Iterator[Pair]:
-    """Yield each sample of the second run's rows beside that of the first run, then those that are in the first alone.
-
-    Rows are the same if their ids are, or else their places. Raises ValueError and OSError.
-    """
-    refuse_unknown_columns(second, by)
-    earlier, seen = EarlierRows(first, _COLUMNS), set[int]()
-    in_words = first.run["identity"].get("tokenizer") != second.run["identity"].get("tokenizer")
-    committed = second.committed_unit_ids()
-    units = [unit for unit in second.units() if unit.unit_id in committed]
-    for unit, rows in zip(units, each_unit(second, units, ["row_id", "sample", *_COLUMNS, *by]), strict=True):
-        ids = {row["row_id"]: row["id"] for row in rows.errors.to_pylist()}
-        samples = defaultdict[int, dict[int, tuple[Row | None, tuple[str, ...]]]](dict)
-        for each, group in zip(_rows(rows.generations), shown_rows(rows.generations, by), strict=True):
-            samples[each["row_id"]][each["sample"]] = each, group
-            ids[each["row_id"]] = each["id"]
-        for row_id, user_id in sorted(ids.items()):
-            number = unit.row_start + unit.row_index(row_id)
-            old_id, now = earlier.find(user_id, unit.file, number), samples[row_id]
-            before = {row["sample"]: row for row in ([] if old_id is None else earlier.samples(old_id))}
-            seen.update([] if old_id is None else [old_id])
-            for sample in sorted(before.keys() | now.keys()):
-                row, group = now.get(sample, (None, ("",) * len(by)))
-                yield Pair(unit.row_name(row_id, user_id), sample, group, before.get(sample), row, in_words)
-    for unit in first.units():
-        for row_id in {unit.row_id(index) for index in range(unit.num_rows)} - seen:
-            for row in earlier.samples(row_id):
-                name, group = unit.row_name(row_id, row["id"]), ("",) * len(by)
-                yield Pair(name, row["sample"], group, row, None, in_words)
-
-
-def _rows(table: pa.Table) -> list[Row]:
-    return table.select(["row_id", "sample", *_COLUMNS]).to_pylist()
 
 
 def difference(options: argparse.Namespace) -> int:
@@ -134,77 +92,77 @@ def difference(options: argparse.Namespace) -> int:
 
 def _difference(first: RunDirectory, second: RunDirectory, options: argparse.Namespace) -> int:
     by = [name.strip() for name in options.by.split(",") if name.strip()]
-    found = Counter[tuple[tuple[str, ...], What]]()
-    tokens = Counter[tuple[tuple[str, ...], str]]()
+    counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)  # of each group, and of all
     changed: list[Pair] = []
     for pair in pairs_of(first, second, by):
-        found[pair.group, pair.what] += 1
-        tokens[pair.group, "kept"] += pair.num_kept
-        tokens[pair.group, "all"] += max(map(len, pair.parts))
+        for group in {pair.group, ("all", *by)}:
+            counts[group].update({pair.what: 1, "kept": pair.num_kept, "tokens": max(map(len, pair.tokens))})
         if pair.what == "changed" and len(changed) < max(options.rows, _MOST_ON_PAGE):
             changed.append(pair)
+    total = counts.pop(("all", *by), Counter())
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(_table(first, second, by, found, tokens))
+    title, kinds = f"{first.location.name} and {second.location.name}", get_args(What)
+    table = Table(*by, *kinds, "changed of all tokens", title=title)
+    for group, of_group in [*sorted(counts.items()) * bool(by), (("all", *[""] * len(by))[: len(by)], total)]:
+        share = 1 - of_group["kept"] / max(1, of_group["tokens"])
+        cells = [*map(visible, group), *(f"{of_group[kind]:,}" for kind in kinds), f"{share:.1%}"]
+        table.add_row(*map(Text, cells))
+    console.print(table)
     for pair in changed[: options.rows]:
         console.print(Text(str(pair)))
-    counts = _summed(found)
-    if counts["changed"] > options.rows:
-        print(f"and {counts['changed'] - options.rows:,} more texts that changed; --rows N lists more")
+    if total["changed"] > options.rows:
+        print(f"and {total['changed'] - options.rows:,} more texts that changed; --rows N lists more")
     if options.html is not None:
         from jobs.report_page.page import rendered  # here, since it draws charts, which a table does not need
 
-        codecs = [codec_or_why_not(run)[0] for run in (first, second)]
-        shown = [(pair, *marked(pair, codecs)) for pair in changed[:_MOST_ON_PAGE]]
-        names = {"first": first.location.name, "second": second.location.name, "title": "What changed"}
-        place = Location.parse(options.html)
-        rendered("diff.html", place, pairs=shown, counts=counts, **names)
+        codec, place = codec_or_why_not(second)[0], Location.parse(options.html)
+        shown = [(pair, *marked(pair, codec)) for pair in changed[:_MOST_ON_PAGE]]
+        rendered("diff.html", place, title=title, pairs=shown, counts={kind: total[kind] for kind in kinds})
         print(place.name)
-    return Exit.COMPLETE if counts["same"] == counts.total() else Exit.FAILED
+    return Exit.COMPLETE if all(not total[kind] for kind in kinds if kind != "same") else Exit.FAILED
 
 
-def marked(pair: Pair, codecs: Sequence[TextCodec | None]) -> tuple[list[tuple[bool, str]], list[tuple[bool, str]]]:
-    """Return both texts in pieces, each with whether it is changed."""
-    parts: list[list[Any]] = [part[:_MOST_TOKENS] for part in pair.parts]
-    texts = [
-        part if pair.in_words or codec is None else token_texts(codec, codec.end_of(row["prompt"] or ""), part)
-        for part, codec, row in zip(parts, codecs, (pair.first or {}, pair.second or {}), strict=True)
-    ]
-    pieces: tuple[list[tuple[bool, str]], list[tuple[bool, str]]] = ([], [])
-    for tag, *places in SequenceMatcher[Any](None, parts[0], parts[1], autojunk=False).get_opcodes():
+def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) -> Iterator[Pair]:
+    """Yield each sample of the second run's rows beside that of the first run, then those that are in the first alone.
+
+    Rows are the same if their ids are, or else their places. Raises ValueError and OSError.
+    """
+    refuse_unknown_columns(second, by)
+    if first.run["identity"].get("tokenizer") != second.run["identity"].get("tokenizer"):
+        raise ValueError(f"the tokenizers of {first.location.name} and {second.location.name} differ, and so do tokens")
+    earlier, seen, nothing = EarlierRows(first, _COLUMNS), set[int](), ("",) * len(by)
+    committed = second.committed_unit_ids()
+    units = [unit for unit in second.units() if unit.unit_id in committed]
+    for unit, rows in zip(units, each_unit(second, units, [*_COLUMNS, *by]), strict=True):
+        ids = {row["row_id"]: row["id"] for row in rows.errors.to_pylist()}
+        samples: dict[int, dict[int, tuple[Any, tuple[str, ...]]]] = defaultdict(dict)
+        groups = shown_rows(rows.generations, by)
+        for row, group in zip(rows.generations.select(_COLUMNS).to_pylist(), groups, strict=True):
+            samples[row["row_id"]][row["sample"]] = row, group
+            ids[row["row_id"]] = row["id"]
+        for row_id, user_id in sorted(ids.items()):
+            old_id = earlier.find(user_id, unit.file, unit.row_start + unit.row_index(row_id))
+            now, before = samples[row_id], dict[int, Any]()
+            if old_id is not None:
+                seen.add(old_id)
+                before = {row["sample"]: row for row in earlier.samples(old_id)}
+            for sample in sorted(before.keys() | now.keys()):
+                new, group = now.get(sample, (None, nothing))
+                yield Pair(unit.row_name(row_id, user_id), sample, group, before.get(sample), new)
+    for unit in first.units():
+        for row_id in {unit.row_id(index) for index in range(unit.num_rows)} - seen:
+            for row in earlier.samples(row_id):
+                yield Pair(unit.row_name(row_id, row["id"]), row["sample"], nothing, row, None)
+
+
+def marked(pair: Pair, codec: TextCodec | None) -> tuple[Pieces, Pieces]:
+    """Return both texts in pieces; without a tokenizer they are token ids."""
+    parts, pieces = [tokens[:_MOST_TOKENS] for tokens in pair.tokens], (Pieces(), Pieces())
+    texts = [[f" {token}" for token in tokens] for tokens in parts]
+    if codec is not None:
+        before = codec.end_of((pair.second or {}).get("prompt") or "")
+        texts = [token_texts(codec, before, tokens) for tokens in parts]
+    for tag, *places in SequenceMatcher(None, parts[0], parts[1], autojunk=False).get_opcodes():
         for own, text, (begin, end) in zip(pieces, texts, (places[:2], places[2:]), strict=True):
-            if begin < end:
-                own.append((tag != "equal", "".join(map(str, text[begin:end]))))
+            own.append((tag != "equal", "".join(text[begin:end])))
     return pieces
-
-
-def _summed(found: Counter[tuple[tuple[str, ...], What]]) -> Counter[What]:
-    sums = Counter[What]()
-    for (_, what), number in found.items():
-        sums[what] += number
-    return sums
-
-
-def _table(
-    first: RunDirectory,
-    second: RunDirectory,
-    by: Sequence[str],
-    found: Counter[tuple[tuple[str, ...], What]],
-    tokens: Counter[tuple[tuple[str, ...], str]],
-) -> Table:
-    """Return the texts by what became of them, in groups and in total."""
-    kinds: tuple[What, ...] = ("same", "changed", "only in the first", "only in the second")
-    table = Table(
-        *by, "texts", *kinds, "changed of all tokens", title=f"{first.location.name} and {second.location.name}"
-    )
-    groups = sorted({group for group, _ in found}) if by else []
-    for group in [*groups, None]:
-        of_group = [key for key in found if group in (None, key[0])]
-        numbers = [sum(found[key] for key in of_group if key[1] == kind) for kind in kinds]
-        kept, whole = (
-            sum(n for (own, name), n in tokens.items() if name == what and group in (None, own))
-            for what in ("kept", "all")
-        )
-        cells = [f"{sum(numbers):,}", *(f"{number:,}" for number in numbers), f"{1 - kept / max(1, whole):.1%}"]
-        labels = [visible(value) for value in group] if group is not None else ["all", *[""] * len(by)][: len(by)]
-        table.add_row(*map(Text, [*labels, *cells]))
-    return table

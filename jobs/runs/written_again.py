@@ -19,6 +19,7 @@ from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from decoding.vocabulary.grammars import grammars_of
 from jobs.driver.plan import Plan
+from jobs.report_page.samples import rows_with_id
 from pipeline.errors import ErrorRow, is_of_process
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
@@ -45,12 +46,9 @@ class RecordedRow:
     @classmethod
     def of(cls, unit: WorkUnit, rows: UnitRows, read: InputRow | ErrorRow) -> "RecordedRow":
         """Return a row of a unit's rows."""
-        row_ids = rows.generations["row_id"].to_pylist()
-        table = rows.generations.slice(0, 0)
-        if read.row_id in row_ids:
-            table = rows.generations.slice(row_ids.index(read.row_id), row_ids.count(read.row_id))
-        error = next((each for each in rows.errors.to_pylist() if each["row_id"] == read.row_id), None)
-        return cls(unit, read.row_id, unit.first_ordinal + unit.row_index(read.row_id), read, table, error)
+        table, failed = (rows_with_id(each, read.row_id) for each in (rows.generations, rows.errors))
+        ordinal = unit.first_ordinal + unit.row_index(read.row_id)
+        return cls(unit, read.row_id, ordinal, read, table, next(iter(failed.to_pylist()), None))
 
     @property
     def name(self) -> str:

@@ -8,10 +8,9 @@ dray/input/0000/NAME     the input files in their order, where they are publishe
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,36 +33,38 @@ from pipeline.storage.whole_file import replace_file, to_json
 RUN = "dray/run.json"
 _MANIFEST, _ERRORS, _INPUT = "dray/manifest.parquet", "dray/errors.parquet", "dray/input"
 _DATA = re.compile(r"data/[0-9a-f]+/part-\d+\.parquet")
-# Fields of sections of the configuration that decide texts; None: all of the section.
-_DECIDING: Mapping[str, tuple[str, ...] | None] = {
-    "input": None,
-    "models": None,
-    "chat": None,
-    "sampling": None,
-    "program": None,
-    "engine": ("backend", "max_model_len", "verification", "num_slots"),
-    "run": ("seed",),
-}
+_DECIDING: Mapping[str, tuple[str, ...]] = {"engine": ("max_model_len", "num_slots"), "run": ("seed",)}
+
+
+def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run's configuration that decide its texts, without the draft, which does not."""
+    kept = {section: dict(settings.get(section, {})) for section in ("input", "models", "chat", "sampling")}
+    for name in ("draft", "candidates", "draft_vocabulary"):
+        kept["models"].pop(name, None)
+    for section, names in _DECIDING.items():
+        kept[section] = {name: value for name, value in settings.get(section, {}).items() if name in names}
+    return kept
 
 
 def files_beside(run: RunDirectory, folder: Path, *, with_input: bool) -> dict[str, Path]:
     """Write these files of a run to a folder, and return them by name. Raises ValueError and OSError."""
-    paths = {path: f"{number:04d}/{Location.parse(path).short_name}" for number, path in enumerate(_files(run))}
-    units = [{**asdict(unit), "file": paths[unit.file], "file_version": ""} for unit in run.units()]
-    failed = run.failed_unit_ids() & set(run.committed_unit_ids())
-    errors = [row for unit_id in sorted(failed) for row in read_errors(run, unit_id).to_pylist()]
-    for row in errors:
-        said = row["message"] if is_of_process(row["message"]) else ""
-        row.update(file=paths.get(row["file"], ""), message=said)
-    contents: dict[str, Callable[[], bytes]] = {
-        RUN: partial(to_json, _without_paths(run.run)),
-        _MANIFEST: lambda: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
-        _ERRORS: lambda: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
-        **{f"{_INPUT}/{name}": Location.parse(path).read_bytes for path, name in paths.items() if with_input},
+    paths = {path: number for number, path in enumerate(dict.fromkeys(unit.file for unit in run.units()))}
+    names = {path: f"{number:04d}/{Location.parse(path).short_name}" for path, number in paths.items()}
+    units = [{**asdict(unit), "file": names[unit.file], "file_version": ""} for unit in run.units()]
+    errors = [
+        {**row, "file": names.get(row["file"], ""), "message": row["message"] * is_of_process(row["message"])}
+        for unit_id in sorted(run.failed_unit_ids() & set(run.committed_unit_ids()))
+        for row in read_errors(run, unit_id).to_pylist()
+    ]
+    contents = {
+        RUN: to_json(_without_paths(run.run)),
+        _MANIFEST: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
+        _ERRORS: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
+        **{f"{_INPUT}/{name}": Location.parse(path).read_bytes() for path, name in names.items() if with_input},
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content())
+        (folder / name).write_bytes(content)
     return {name: folder / name for name in contents}
 
 
@@ -72,26 +73,20 @@ def opened(place: str) -> Iterator[RunDirectory]:
     """Open a run, or that of a publication, which is made again in a folder of its own while the block runs."""
     location = Location.parse(place)
     with TemporaryDirectory(prefix="dray-published-") as folder:
-        run = None if RunDirectory.exists(location) else restored(location, folder)
-        yield run or RunDirectory.open(location)
+        said = None if RunDirectory.exists(location) else location.child(RUN).read_if_there()
+        yield RunDirectory.open(location) if said is None else _restored(location, json.loads(said), folder)
 
 
-def restored(publication: Location, folder: str) -> RunDirectory | None:
-    """Return the run of a publication, made again in an empty folder; None if nothing here says which run it is.
-
-    Raises ValueError for what is damaged, and OSError.
-    """
-    said = publication.child(RUN).read_if_there()
-    if said is None:
-        return None
-    run, files = json.loads(said), publication.files()
-    run["settings"]["input"]["path"] = publication.child(_INPUT).name
+def _restored(publication: Location, run: dict[str, Any], folder: str) -> RunDirectory:
+    """Return the run of a publication, made again in an empty folder. Raises ValueError for damage, and OSError."""
     manifest, failed = (table_of(publication.child(name).read_bytes()).to_pylist() for name in (_MANIFEST, _ERRORS))
+    run["settings"]["input"]["path"] = publication.child(_INPUT).name
     directory = RunDirectory.create(folder, run, (WorkUnit(**unit) for unit in manifest))
-    schema, engines = directory.generations_schema, _engines(publication)
-    paths = [publication.child(name).path for name in sorted(files) if _DATA.fullmatch(name)]
+    engines = json.loads(publication.child("report.json").read_if_there() or b"{}").get("engines", [])
+    paths = [publication.child(name).path for name in sorted(publication.files()) if _DATA.fullmatch(name)]
+    schema, of_row = directory.generations_schema, ds.field("row_id")
     data: Any = ds.dataset(paths, schema, format="parquet", filesystem=publication.filesystem)
-    num_left, of_row = data.count_rows(), ds.field("row_id")
+    num_left = data.count_rows()
     for unit in directory.units():
         first = unit.row_id(0)
         rows = data.to_table(filter=(of_row >= first) & (of_row < first + (1 << 32)))
@@ -109,30 +104,10 @@ def restored(publication: Location, folder: str) -> RunDirectory | None:
     return directory
 
 
-def _files(run: RunDirectory) -> Iterator[str]:
-    return iter(dict.fromkeys(unit.file for unit in run.units()))
-
-
-def _engines(publication: Location) -> list[dict[str, Any]]:
-    report: dict[str, Any] = json.loads(publication.child("report.json").read_if_there() or b"{}")
-    return list(report.get("engines", []))
-
-
 def _without_paths(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of run.json with the names of models in place of their folders."""
-    settings = run.get("settings", {})
-    deciding = {
-        section: {name: value for name, value in settings[section].items() if names is None or name in names}
-        for section, names in _DECIDING.items()
-        if section in settings
-    }
-    own = {"models": _names(settings.get("models", {})), "input": {**deciding.get("input", {}), "path": _INPUT}}
     kept = {name: value for name, value in run.items() if name not in ("manifest", "settings", "models")}
-    said = {**deciding, **own, "output": {"path": "."}, "task": settings.get("task", "generate")}
-    return {**kept, "models": _names(run.get("models", {})), "settings": said}
-
-
-def _names(models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of models without their drafts, on which no text depends, and by name."""
-    named = {name: value for name, value in models.items() if name not in ("draft", "candidates", "draft_vocabulary")}
-    return named | {name: model_name(named.get(name)) for name in ("target", "tokenizer") if name in named}
+    models = {name: model_name(run.get("models", {}).get(name)) for name in ("target", "tokenizer")}
+    settings = deciding(run.get("settings", {}))
+    settings["input"]["path"], settings["models"] = "", {**settings["models"], **models}
+    return {**kept, "models": models, "settings": settings}
