@@ -13,6 +13,10 @@ what followed contexts of a few sizes. The longest context that occurred before 
 is proposed and becomes part of the context for the next token. To learn or look up a token takes a few dictionary
 accesses, however much was written so far.
 
+A row may come with a prediction of its text (`Sequence.prediction`), as when a text is written again: it is proposed as
+far as the text goes with it, and from the place on where both meet again, wherever it promises more than what is looked
+up. (Predicted outputs: https://platform.openai.com/docs/guides/predicted-outputs)
+
 Each proposed token carries the chance that it is accepted: the frequency of the continuation, corrected by how often
 such continuations were accepted (`Calibration`).
 
@@ -20,7 +24,8 @@ Why this is lossless under rejection: a proposal is a point mass that follows fr
 token of a row is drawn with noise at a position that no earlier decision depended on. That holds for tokens of other
 rows, too, if they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
 the same to all prompts) share their noise, so such a row looks nothing up, except under coupled verification, where any
-draft is allowed.
+draft is allowed. An old text of the same row was written with the row's own noise, at positions that are still to come:
+so no engine takes a prediction under rejection (`Engine.problem_with`).
 """
 
 from abc import abstractmethod
@@ -32,13 +37,19 @@ from operator import mul
 from weakref import WeakKeyDictionary
 
 from decoding.drafters.base import Drafter, allowed_part, point_masses, swap_entries
-from decoding.drafters.known_texts import Calibration, KnownByScope, KnownTexts
+from decoding.drafters.known_texts import Calibration, KnownByScope, KnownTexts, Prediction
 from decoding.sampling.rows import ExtensionLimit, Rows, Rule
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
 _NGRAM_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
 _FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
+# The same of a predicted token, by the bits of the number of tokens since the last difference; the last one holds for
+# all longer stretches, and where there was no difference.
+_GUESSES_OF_PREDICTIONS = (0.4, 0.6, 0.75, 0.85, 0.92, 0.96)
+_UNCHANGED = 0.99
+_MOST_OF_PREDICTIONS = 0.998  # no estimate is higher: drafts of a text that is only checked are long
+_SURE = 0.9  # chance of its first token with which a prediction is offered, whatever could be looked up
 
 
 @dataclass
@@ -52,6 +63,40 @@ class Offer:
 
 class _LookupDrafter(Drafter):
     """Proposes what is offered to each row."""
+
+    def __init__(self) -> None:
+        self._predictions: dict[int, Prediction] = {}  # of the rows that have one
+
+    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        for slot, sequence in zip(slots, sequences, strict=True):
+            self._predictions.pop(slot, None)
+            if sequence.prediction:
+                self._predictions[slot] = Prediction(sequence.prediction)
+
+    def swap(self, first: int, second: int) -> None:
+        swap_entries(self._predictions, first, second)
+
+    def _predicted(self, slot: int, sequence: Sequence, limit: int, calibration: Calibration) -> Offer:
+        """Return what the prediction of the row in this slot offers: nothing without one."""
+        prediction = self._predictions.get(slot)
+        if prediction is None:
+            return Offer()
+        prediction.read(sequence.output_token_ids)
+        tokens = allowed_part(sequence, prediction.expected(limit))
+        kinds: list[Hashable] = []
+        rates: list[float] = []
+        most = len(_GUESSES_OF_PREDICTIONS) - 1
+        for number in range(len(tokens)):
+            agreeing = prediction.num_agreeing
+            bits = None if agreeing is None else min((agreeing + number).bit_length(), most)
+            if kinds and kinds[-1] == ("predicted", bits):
+                kinds.append(kinds[-1])
+                rates.append(rates[-1])
+                continue
+            kinds.append(("predicted", bits))
+            guess = _UNCHANGED if bits is None else _GUESSES_OF_PREDICTIONS[bits]
+            rates.append(calibration.rate(kinds[-1], guess, _MOST_OF_PREDICTIONS))
+        return Offer(tokens, kinds, list(accumulate(rates, mul)))
 
     @abstractmethod
     def _offers(self, rows: Rows) -> list[Offer]:
@@ -67,15 +112,22 @@ class _LookupDrafter(Drafter):
         return point_masses(proposals, rows.sampling.keys_B.device)
 
 
+def _better(first: Offer, second: Offer) -> Offer:
+    """Return the offer of which more tokens are expected to be accepted."""
+    return first if sum(first.survival) > sum(second.survival) else second
+
+
 class NGramDrafter(_LookupDrafter):
     """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._indexes: dict[int, _NGramIndex] = {}
         self._calibration = Calibration()  # by the size of the n-gram that matched
         self._offered: list[Offer] = []  # to this round's rows
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
+        super().admit(slots, sequences)
         self._indexes.update((slot, _NGramIndex()) for slot in slots)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
@@ -83,16 +135,18 @@ class NGramDrafter(_LookupDrafter):
             self._calibration.observe(offer.kinds[:drafted], accepted)
 
     def swap(self, first: int, second: int) -> None:
+        super().swap(first, second)
         swap_entries(self._indexes, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
         self._offered = []
         for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True)):
+            predicted = self._predicted(slot, sequence, limit, self._calibration)
             tokens, size = self._indexes[slot].lookup(sequence.token_ids, limit) if limit else ([], 0)
             tokens = allowed_part(sequence, tokens)
             rate = self._calibration.rate(size, _FIRST_GUESS)
             survival = list(accumulate([rate] * len(tokens), mul))
-            self._offered.append(Offer(tokens, [size] * len(tokens), survival))
+            self._offered.append(_better(predicted, Offer(tokens, [size] * len(tokens), survival)))
         return self._offered
 
 
@@ -141,6 +195,7 @@ class SuffixDrafter(_LookupDrafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._known = KnownByScope()
         self._writers: dict[int, _Writer] = {}
         self._next_number = count()
@@ -148,6 +203,7 @@ class SuffixDrafter(_LookupDrafter):
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Learn each new prompt, and the output that its sequence has already."""
+        super().admit(slots, sequences)
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
             if writer is not None and writer.sequence is sequence:
@@ -184,6 +240,7 @@ class SuffixDrafter(_LookupDrafter):
         self._known.of(scope).calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def swap(self, first: int, second: int) -> None:
+        super().swap(first, second)
         swap_entries(self._writers, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
@@ -192,7 +249,11 @@ class SuffixDrafter(_LookupDrafter):
             writer = self._writers[slot]
             if writer.offer is None and limit:
                 self._learn_output(writer)  # of rounds that it was not asked in
-                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.rule)
+                calibration = self._known.of(writer.sequence.scope.texts).calibration
+                writer.offer = self._predicted(slot, writer.sequence, limit, calibration)
+                if writer.offer.survival[:1] < [_SURE]:
+                    found = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.rule)
+                    writer.offer = _better(writer.offer, found)
             offers.append(writer.offer or Offer())
         return offers
 

@@ -291,6 +291,12 @@ class Engine(TokenEngine):
 
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence, as `TokenEngine.problem_with`; its grammar is compiled."""
+        if sequence.prediction and RULES[self.options.verification].text_depends_on_draft:
+            return (
+                f"the row has a prediction of its text, but engine.verification is {self.options.verification!r}: a "
+                "text that was written with the row's own noise would change the distribution of what follows; use "
+                "'coupled'"
+            )
         problem, structured = self._limits.problem_with(sequence), sequence.params.structured
         if problem is not None or structured is None:
             return problem

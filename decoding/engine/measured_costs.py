@@ -18,12 +18,14 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.cache.kv_cache import KVCache
+from decoding.choices import LOOK_UP
 from decoding.device import seconds_of, to_device
 from decoding.drafters.base import Drafter, point_masses
 from decoding.engine.load import Parts
 from decoding.engine.options import EngineOptions
 from decoding.engine.rounds.lane import Lane, divide_slots
 from decoding.network.target import LocalTarget, Target
+from decoding.pace.adaptive_schedule import MOST_PREDICTED
 from decoding.pace.cost_table import CostTable
 from decoding.pace.lane_count import best_num_lanes, why_delayed
 from decoding.pace.schedule import FixedSchedule
@@ -83,15 +85,21 @@ def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable
     target.allocate(num_slots, parts.max_model_len, most)
     drafter = parts.make_drafter(0, target, num_slots, most)
     target.hand_out(drafter.tap)
-    costs = measure_costs(target, parts.draft, num_slots, most)
+    assert target.cache is not None
+    may_predict = parts.drafter_name in LOOK_UP and not target.cache.has_states
+    most_predicted = min(MOST_PREDICTED, parts.max_model_len - 2) if may_predict else 0
+    costs = measure_costs(target, parts.draft, num_slots, most, most_predicted)
     timed_drafter = drafter if parts.draft is not None else None
     costs = with_overhead(costs, target, timed_drafter, num_slots, most, RULES[options.verification])
     return with_remote_drafts(costs, drafter, target.device, num_slots, most) if drafter.is_remote else costs
 
 
-def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int) -> CostTable:
+def measure_costs(
+    target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int, most_predicted: int = 0
+) -> CostTable:
     """Measure seconds of the target by tokens in a forward and of the draft by rows; both have their caches allocated.
 
+    A row alone may draft `most_predicted` tokens, if it has a prediction.
     Without a draft model drafting is taken to cost nothing. What is in the caches is overwritten.
     """
     rows = _row_counts(num_slots)
@@ -99,6 +107,8 @@ def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_
     shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
     if num_slots > 1:
         shapes.append((1, 1 + num_draft_tokens))
+    if num_slots * (1 + num_draft_tokens) <= most_predicted:
+        shapes.append((1, 1 + most_predicted))
     target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
     several_seconds = dict(target_seconds)
     for repeat in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least

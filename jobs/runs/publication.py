@@ -16,6 +16,7 @@ from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
 from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
 from pipeline.export.destinations import Destination, Folder
+from pipeline.export.published_run import RUN, files_beside
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
@@ -59,6 +60,7 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
         if content is not None:
             (folder / name).write_bytes(content)
             files[name] = folder / name
+    files |= files_beside(run_directory, folder, with_input=options.with_input)
     found = {field: what for field, what in _secrets(run_directory, files) if field not in options.allow_secrets_in}
     if found:  # the fields are named, and not their values
         raise ValueError(
@@ -99,8 +101,8 @@ def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator
             parquet = pq.ParquetFile(path)
             for group in range(parquet.num_row_groups):
                 yield from secrets_in_table(parquet.read_row_group(group), name)
-        else:
-            text = path.read_text(encoding="utf-8")
+        elif name != RUN:  # which has nothing that was not looked at above
+            text = path.read_text(encoding="utf-8", errors="replace")
             yield from secrets_in_json(json.loads(text) if name.endswith(".json") else text, name, name)
 
 

@@ -1,0 +1,215 @@
+"""The work of `dray audit`: is a run what its models, prompts and seed write? A sample of its rows is written again."""
+
+import argparse
+import random
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, groupby
+
+import pyarrow as pa
+
+from actors.engines.backend import why_inexact
+from decoding.choices import TEXT_IS_THE_TARGETS
+from jobs.config.loading import checked
+from jobs.config.run import RunConfig
+from jobs.driver.plan import Plan, unchecked_plan
+from jobs.driver.stopping import Exit
+from jobs.names import tell
+from jobs.runs.certainty import CONFIDENCE, most_differing
+from jobs.runs.written_again import Again, RecordedRow
+from pipeline.export.published_run import deciding, opened
+from pipeline.inputs.files import InputFile
+from pipeline.inputs.rows import read_unit
+from pipeline.inputs.units import WorkUnit, plan_units
+from pipeline.run.check import CheckReport, check_run
+from pipeline.run.directory import RunDirectory
+from pipeline.run.unit_rows import read_unit_rows
+from pipeline.storage.location import Location
+
+_MOST_SHOWN = 20  # differences that are printed
+_MOST_ROWS = (1 << 32) - 1  # of a unit
+_PATHS = "input.files"  # of an identity: paths and times of change, which other copies of the files do not have
+Inputs = Sequence[tuple[InputFile, int]]  # each file that has rows, with their number
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Audit, print what was found, and return 0, 1 if something differs, or 2 if it cannot be audited."""
+    try:
+        with opened(options.run) as run:
+            return _audit(run, options)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        tell(f"error: {error}")
+        return Exit.BAD_CONFIGURATION
+
+
+def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
+    began, plan = time.monotonic(), plan_again(run, options)
+    inputs, check = inputs_of(plan, run), check_run(run)
+    others = [f"run.json: {line} here" for line in _changes(plan, run)] + [*_of_manifest(inputs, run)]
+    is_missing = ("unit",) if options.partial else ()  # the first word of what is said of a missing unit
+    problems = others + [line for line in check.problems if line.partition(" ")[0] not in is_missing]
+    _print_some("differs", problems)
+    if others:
+        print("no text was compared: with what is here other ones are written")
+        return Exit.FAILED
+    again = Again(plan)
+    if (note := _of_engines(again, check)) is not None:
+        print(note)
+    committed = run.committed_unit_ids()
+    units = [unit for unit in run.units() if unit.unit_id in committed]
+    num_rows = sum(unit.num_rows for unit in units)
+    seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
+    places = random.Random(seed).sample(range(num_rows), min(options.rows or num_rows, num_rows))
+    found = again.compared(recorded_rows(plan, run, inputs, _by_unit(units, sorted(places))))
+    lost = [row.name for row, _ in found if not row.is_checkable]
+    differences = [difference for row, difference in found if difference is not None and row.is_checkable]
+    near_ties = [str(each) for each in differences if each.is_near_tie]
+    differing = [str(each) for each in differences if not each.is_near_tie]
+    _print_some("differs", differing)
+    _print_some("near tie, behind which it was not compared", near_ties)
+    if lost:
+        print(f"{len(lost)} rows, recorded as failures of the process that wrote, were not compared: {lost[:5]}")
+    num_compared, seconds = len(found) - len(lost), time.monotonic() - began
+    print(
+        f"{num_compared:,} of {num_rows:,} rows (seed {seed}), {again.num_tokens:,} tokens, {seconds:.1f} s with "
+        f"loading: {len(differing)} rows differ" + (f", {len(near_ties)} at near ties" if near_ties else "")
+    )
+    share = most_differing(num_rows, num_compared, len(differing))
+    print(f"with {CONFIDENCE:.0%} confidence at most {share:.2%} of the rows differ")
+    return Exit.FAILED if problems or differing else Exit.COMPLETE
+
+
+def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options: argparse.Namespace) -> int:
+    """Write rows of a run again, each given with its unit; print whether they are the same, and return the exit code.
+
+    Raises ValueError for what cannot be written again.
+    """
+    plan = plan_again(run, options)
+    wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
+    found = Again(plan).compared(recorded_rows(plan, run, inputs_of(plan, run), wanted))
+    for row, difference in found:
+        texts = f"{len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens"
+        print(f"written again: {difference or f'row {row.name}, {texts}, the same'}")
+    if changes := _changes(plan, run):
+        print("\n  ".join(["with what is here, and not with what the run names:", *changes]))
+    return Exit.COMPLETE if all(difference is None for _, difference in found) else Exit.FAILED
+
+
+def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
+    """Return the plan of a run, by what its run.json says, for an engine here that follows the run's texts.
+
+    Raises ValueError, in one line, for a run whose texts no one can write again, and for what is not here.
+    """
+    said, where, verification = run.run, run.location.name, run.run["identity"].get("verification")
+    if verification not in TEXT_IS_THE_TARGETS:
+        raise ValueError(f"{where} cannot be audited: {why_inexact(verification)}")
+    if run.has("scores") or run.has("turns"):
+        raise ValueError(
+            f"{where} cannot be audited: its rows are scores, or programs whose tools may answer otherwise"
+        )
+    settings = deciding(said["settings"])
+    models = {
+        "target": given.model or said["models"]["target"],
+        "tokenizer": given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
+        "device": given.device or settings["models"]["device"],
+        "dtype": said["identity"]["dtype"],
+    }
+    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"]["num_slots"]}
+    own = {
+        "input": {**settings["input"], "path": given.input or settings["input"]["path"]},
+        "output": {"path": where, "parts": run.has("parts")},
+        "models": {**settings["models"], **models},
+        "engine": {**settings["engine"], **engine},
+        "run": {**settings["run"], "local": True},
+    }
+    config = checked(RunConfig, {**settings, **own}, f"run.json of {where}")
+    # All parameters stand in run.json, also those that no one gave.
+    return unchecked_plan(replace(config, sampling=replace(config.sampling, names_given=None)))
+
+
+def inputs_of(plan: Plan, run: RunDirectory) -> Inputs:
+    """Return each file here that has rows. Raises ValueError unless they have the names and sizes of the run's."""
+    num_rows = Counter[str]()
+    for unit in plan_units(plan.files, plan.input_options, _MOST_ROWS):
+        num_rows[unit.file] += unit.num_rows
+    found = [(file, num_rows[file.path]) for file in plan.files if num_rows[file.path]]
+    planned = [(Location.parse(unit.file).short_name, unit.file_size) for unit in _firsts(run)]
+    here = [(Location.parse(file.path).short_name, file.size) for file, _ in found]
+    if planned != here:
+        was, now = (", ".join(f"{name} ({size:,} bytes)" for name, size in each) for each in (planned, here))
+        raise ValueError(f"the run's input is {was}, and here is {now}; name the run's own with --input")
+    return found
+
+
+def recorded_rows(
+    plan: Plan, run: RunDirectory, inputs: Inputs, wanted: Iterable[tuple[WorkUnit, Sequence[int]]]
+) -> Iterator[RecordedRow]:
+    """Yield the rows with these numbers in these units, as they are recorded and as the input has them now."""
+    here = {unit.file: file for unit, (file, _) in zip(_firsts(run), inputs, strict=True)}
+    for unit, numbers in wanted:
+        rows, file = read_unit_rows(run, unit), here[unit.file]
+        moved = replace(unit, file=file.path, file_size=file.size, file_version=file.version)
+        read = list(read_unit(moved, plan.input_options, plan.carried, run.id_type))
+        for number in numbers:
+            yield RecordedRow.of(unit, rows, read[number])
+
+
+def _firsts(run: RunDirectory) -> list[WorkUnit]:
+    """Return the first unit of each file."""
+    firsts: dict[str, WorkUnit] = {}
+    for unit in run.units():
+        firsts.setdefault(unit.file, unit)
+    return list(firsts.values())
+
+
+def _changes(plan: Plan, run: RunDirectory) -> list[str]:
+    return [line.strip() for name, line in run.changes(plan.identity).items() if name != _PATHS]
+
+
+def _of_manifest(inputs: Inputs, run: RunDirectory) -> Iterator[str]:
+    """Yield what the manifest leaves out of the input, or has at another place than it says."""
+    ordinal, ends = 0, Counter[str]()
+    for unit in run.units():
+        if (unit.first_ordinal, unit.row_start) != (ordinal, ends[unit.file]):
+            yield f"manifest: unit {unit.unit_id} does not go on where the one before it ends"
+        ordinal, ends[unit.file] = ordinal + unit.num_rows, unit.row_start + unit.num_rows
+    for (path, planned), (_, here) in zip(ends.items(), inputs, strict=True):
+        if planned != here:
+            yield f"manifest: it has {planned:,} rows of {path}, and the file has {here:,}"
+
+
+def _of_engines(again: Again, check: CheckReport) -> str | None:
+    """Return what is to be said of the engines that wrote and of that here. Raises ValueError if they may differ."""
+    here, others = again.engine.footer, [each for each in check.engines if not again.is_of_one_kind(each)]
+    if "no" in (here["exact_text"], *(each.get("exact_text") for each in check.engines)):
+        raise ValueError(
+            f"it cannot be audited: in {here['dtype']} its texts depend on the batch, where they were written or here "
+            "(docs/promise.md)"
+        )
+    kinds = ", ".join(sorted({f"{each.get('device')} {each.get('kernels')}" for each in others}))
+    if others and here["dtype"] != "float32":
+        raise ValueError(
+            f"it cannot be audited here: it was written on {kinds}, and {here['device']} {here['kernels']} rounds "
+            f"otherwise in {here['dtype']}; audit it on a machine of that kind"
+        )
+    margin = f"{again.engine.loop.engine.close_call:g} logits"
+    note = f"note: written on {kinds}, audited on {here['device']} {here['kernels']}: where the two best tokens are"
+    return f"{note} within {margin}, rounding may decide otherwise, which is said apart" if others else None
+
+
+def _by_unit(units: Sequence[WorkUnit], places: Iterable[int]) -> Iterator[tuple[WorkUnit, list[int]]]:
+    """Yield the units in which some rows are, with their numbers there; `places` count the rows of all units."""
+    ends = list(accumulate(unit.num_rows for unit in units))
+    for index, own in groupby(places, partial(bisect_right, ends)):
+        yield units[index], [place - ends[index] + units[index].num_rows for place in own]
+
+
+def _print_some(what: str, lines: Sequence[str]) -> None:
+    for line in lines[:_MOST_SHOWN]:
+        print(f"{what}: {line}")
+    if len(lines) > _MOST_SHOWN:
+        print(f"{what}: and {len(lines) - _MOST_SHOWN:,} more")

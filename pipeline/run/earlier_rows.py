@@ -1,0 +1,96 @@
+"""The rows of an earlier run, as another run finds them: by their own ids, or else by the place in their file."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pipeline.inputs.rows import InputRow
+from pipeline.inputs.units import WorkUnit
+from pipeline.run.directory import RunDirectory
+from pipeline.run.reading import read_ahead
+from pipeline.storage.location import Location
+from pipeline.storage.parquet import read_columns
+
+_NUM_KEPT = 8  # units whose rows are in memory: rows that are asked for stand near each other
+
+
+class EarlierRows:
+    """The rows of a run, found by id where they have ids, and by the name of their file and their number there else.
+
+    Rows that share an id are found by their places. The ids are in memory, the rows of a few units.
+    """
+
+    def __init__(self, run: RunDirectory, columns: Sequence[str]) -> None:
+        """Read the ids, and these columns of rows that are found. Raises ValueError for damage, and OSError."""
+        self._run = run
+        self._columns = list(dict.fromkeys(["row_id", "sample", *columns]))
+        self._units = defaultdict[str, list[WorkUnit]](list)  # by path
+        for unit in run.units():
+            self._units[unit.file].append(unit)
+        self._paths = defaultdict[str, list[str]](list)  # by name
+        for path in self._units:
+            self._paths[Location.parse(path).short_name].append(path)
+        self._by_id: dict[str, int | None] = {}  # None: of several rows
+        for user_id, row_id in self._ids():
+            self._by_id[user_id] = row_id if self._by_id.get(user_id, row_id) == row_id else None
+        self._rows = lru_cache(_NUM_KEPT)(self._read)
+
+    def find(self, user_id: str | int | None, file: str, row_number: int) -> int | None:
+        """Return the row_id of the row with this id, or at this place of a file of this name; None if there is none."""
+        if user_id is not None and self._by_id:
+            row_id = self._by_id.get(str(user_id), -1)
+            if row_id is not None:
+                return row_id if row_id >= 0 else None
+        paths = [file] if file in self._units else self._paths[Location.parse(file).short_name]
+        for unit in self._units[paths[0]] if len(paths) == 1 else ():
+            if 0 <= row_number - unit.row_start < unit.num_rows:
+                return unit.row_id(row_number - unit.row_start)
+        return None
+
+    def samples(self, row_id: int) -> list[dict[str, Any]]:
+        """Return the generations of a row, in order; none of one that failed, or is not committed."""
+        return self._rows(row_id >> 32).get(row_id, [])
+
+    def _ids(self) -> Iterator[tuple[str, int]]:
+        parts = map(self._run.part_path, sorted(self._run.committed_unit_ids()))
+        for table in read_ahead(lambda part: read_columns(part, ["row_id", "id"]), parts):
+            pairs = zip(table["id"].to_pylist(), table["row_id"].to_pylist(), strict=True)
+            for user_id, row_id in pairs:
+                if user_id is not None and row_id is not None:
+                    yield str(user_id), row_id
+
+    def _read(self, unit_id: int) -> dict[int, list[dict[str, Any]]]:
+        rows = defaultdict[int, list[dict[str, Any]]](list)
+        try:
+            table = read_columns(self._run.part_path(unit_id), self._columns)
+        except FileNotFoundError:
+            return rows
+        for row in sorted(table.to_pylist(), key=lambda row: (row["row_id"], row["sample"])):
+            rows[row["row_id"]].append(row)
+        return rows
+
+
+def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[list[int]]]:
+    """Return what finds the texts of a row of `run` in the run at `path`: the token ids of each of its samples."""
+    earlier = EarlierRows(RunDirectory.open(path), ["token_ids"])
+    files = {unit.unit_id: unit.file for unit in run.units()}
+
+    def texts(row: InputRow) -> list[list[int]]:
+        row_id = earlier.find(row.user_id, files[row.row_id >> 32], row.row_number)
+        return [] if row_id is None else [sample["token_ids"] for sample in earlier.samples(row_id)]
+
+    return texts
+
+
+def refuse_unlike(path: str, output: str, tokenizer: str) -> None:
+    """Raise ValueError unless the run at `path` has texts that can be predictions of the run in `output`."""
+    earlier, why = RunDirectory.open(path), ""
+    if earlier.location.path == Location.parse(output).path:
+        why = "it is the run itself; name another one, or leave it out to go on with this one"
+    elif earlier.has("scores") or earlier.has("turns"):
+        why = "its rows are scores or programs; name a run whose rows are texts"
+    elif earlier.run["identity"].get("tokenizer") != tokenizer:
+        why = "its tokenizer is another one, to which the same tokens are other texts; leave it out"
+    if why:
+        raise ValueError(f"run.reuse is {path!r}, but {why}")
