@@ -106,13 +106,13 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
         for row_id, user_id in sorted(ids.items()):
             number = unit.row_start + unit.row_index(row_id)
             old_id, now = earlier.find(user_id, unit.file, number), samples[row_id]
-            before = {row["sample"]: row for row in ([] if old_id is None else earlier.samples(old_id))}
+            before = {row["sample"]: row for row in earlier.samples(old_id)}
             seen.update([] if old_id is None else [old_id])
             for sample in sorted(before.keys() | now.keys()):
                 row, group = now.get(sample, (None, ("",) * len(by)))
                 yield Pair(unit.row_name(row_id, user_id), sample, group, before.get(sample), row, in_words)
     for unit in first.units():
-        for row_id in {unit.row_id(index) for index in range(unit.num_rows)} - seen:
+        for row_id in sorted({unit.row_id(index) for index in range(unit.num_rows)} - seen):
             for row in earlier.samples(row_id):
                 name, group = unit.row_name(row_id, row["id"]), ("",) * len(by)
                 yield Pair(name, row["sample"], group, row, None, in_words)

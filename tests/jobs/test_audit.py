@@ -298,9 +298,14 @@ def test_where_another_kind_of_processor_wrote_near_ties_are_named_apart(forged,
     code, printed = audited(forged, capsys)
     assert code == 1, "it is no near tie"
     assert re.search(r"row row-2, .*logits apart", printed)
+    apart = float(re.search(r"row row-2, .*\((\S+) logits apart", printed)[1])
+    monkeypatch.setattr(Engine, "close_call", 0.9 * apart)
+    code, printed = audited(forged, capsys)
+    assert code == 1, "a near tie of other tokens excuses nothing"
     monkeypatch.setattr(Engine, "close_call", 1e6)
     code, printed = audited(forged, capsys)
     assert code == 0
+    assert "at most 5.88% of the rows differ or cannot be compared" in printed
     assert "note: written on cpu of another kind" in printed
     assert re.search(r"near tie, .*row row-2, sample 0, token 0", printed)
     assert "0 rows differ, 1 at near ties" in printed
@@ -317,6 +322,20 @@ def test_a_row_over_which_a_process_died_is_named_and_not_compared(forged, capsy
     assert code == 0, printed
     assert "1 rows, recorded as failures of the process that wrote, were not compared" in printed
     assert "16 of 17 rows" in printed
+
+
+@pytest.mark.parametrize(
+    "forge", [lambda old: old[:-1], lambda old: [old[0] - 1, *old[1:]], lambda old: [None, *old[1:]]]
+)
+def test_it_finds_log_probabilities_that_are_others_or_none(forged, capsys, forge):
+    def of_sample(rows: Rows) -> None:
+        row = next(row for row in rows if row["logprobs"])
+        row["logprobs"] = forge(row["logprobs"])
+
+    edit_part(sorted(forged.glob("data/part-*.parquet"))[1], of_sample)
+    code, printed = audited(forged, capsys)
+    assert code == 1
+    assert "row many, sample 0, logprobs" in re.findall(r"differs: (.*?):", printed)
 
 
 @pytest.mark.parametrize(
