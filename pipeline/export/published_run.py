@@ -41,7 +41,13 @@ _DECIDING: Mapping[str, tuple[str, ...] | None] = {
     "chat": None,
     "sampling": None,
     "program": None,
-    "engine": ("backend", "max_model_len", "verification", "num_slots"),
+    "engine": (
+        "backend",
+        "max_model_len",
+        "verification",
+        "num_slots",
+        "num_speculative_tokens",
+    ),  # rows may ask for as many
     "run": ("seed",),
 }
 
