@@ -96,6 +96,8 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     Raises ValueError, in one line, for a run whose texts no one can write again, and for what is not here.
     """
     said, where = run.run, run.location.name
+    if run.has("scores"):
+        raise ValueError(f"{where} cannot be audited: its rows are scores, and what is audited are texts")
     config = checked(RunConfig, said["settings"], f"{where}: settings of run.json")
     engine, models, identity = config.generator.engine, config.generator.models, said["identity"]
     if (verification := identity.get("verification")) not in TEXT_IS_THE_TARGETS:

@@ -92,6 +92,9 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
 
     Rows are the same if their ids are, or else their places. Raises ValueError and OSError.
     """
+    for run in (first, second):
+        if run.has("scores"):
+            raise ValueError(f"{run.location.name} has scores; name two runs whose rows are texts")
     refuse_unknown_columns(second, by)
     earlier, seen = EarlierRows(first, _COLUMNS), set[int]()
     in_words = first.run["identity"].get("tokenizer") != second.run["identity"].get("tokenizer")

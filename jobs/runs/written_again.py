@@ -202,6 +202,20 @@ def _other_column(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
             lengths = [None if values is None else len(values) for values in (old[name], new[name])]
             if lengths[0] != lengths[1] or any(a is None or not abs(a - b) <= _SAME_LOGPROB for a, b in pairs):
                 return name
+        elif name == "top_logprobs":
+            places = old[name] or (), new[name] or ()
+            if len(places[0]) != len(places[1]) or not all(map(_is_same_top, *places)):
+                return name
         elif name not in NOT_REPEATED and repr(old[name]) != repr(new[name]):
             return name
     return None
+
+
+def _is_same_top(old: Seq[Mapping[str, Any]], new: Seq[Mapping[str, Any]]) -> bool:
+    """Tell whether the likeliest tokens of a place are the same, but for the last one, which rounding may have chosen."""
+    tops = [{each["token_id"]: each["logprob"] for each in top} for top in (old, new)]
+    return len(tops[0]) == len(tops[1]) and all(
+        logprob <= other.get(token_id, min(other.values())) + _SAME_LOGPROB
+        for one, other in (tops, tops[::-1])
+        for token_id, logprob in one.items()
+    )

@@ -14,7 +14,7 @@ from scipy import stats
 
 from decoding import Engine
 from decoding.grammar.structured import Structured
-from jobs import audit, generate, publish
+from jobs import audit, diff, generate, publish
 from jobs.runs.certainty import most_differing
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
@@ -251,6 +251,17 @@ def test_a_run_that_no_one_can_write_again_is_not_audited(tmp_path, text_pair, c
     assert why in printed
 
 
+def test_scores_are_neither_audited_nor_compared(tmp_path, text_pair, capsys):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "hello", "answer": " world"}])
+    command = [f"--input.path={source}", f"--output.path={tmp_path / 'out'}", f"--models.target={text_pair[0]}"]
+    assert generate.main([*command, "--task=score", "--score.continuation_column=answer", "--run.local"]) == 0
+    code, printed = audited(tmp_path / "out", capsys)
+    assert code == 2
+    assert "its rows are scores" in printed
+    assert diff.main([str(tmp_path / "out")] * 2) == 2
+    assert "has scores; name two runs whose rows are texts" in capsys.readouterr().err
+
+
 def test_what_is_not_here_is_asked_for(forged, capsys):
     (forged.parent / "other").mkdir()
     other = write_jsonl(forged.parent / "other" / "in.jsonl", prompts(9))
@@ -326,17 +337,24 @@ def test_a_row_over_which_a_process_died_is_named_and_not_compared(forged, capsy
 
 
 @pytest.mark.parametrize(
-    "forge", [lambda old: old[:-1], lambda old: [old[0] - 1, *old[1:]], lambda old: [None, *old[1:]]]
+    ("column", "forge"),
+    [
+        ("logprobs", lambda old: old[:-1]),
+        ("logprobs", lambda old: [old[0] - 1, *old[1:]]),
+        ("logprobs", lambda old: [None, *old[1:]]),
+        ("top_logprobs", lambda old: [[{**old[0][0], "logprob": -0.01}], *old[1:]]),
+        ("top_logprobs", lambda old: [[], *old[1:]]),
+    ],
 )
-def test_it_finds_log_probabilities_that_are_others_or_none(forged, capsys, forge):
+def test_it_finds_log_probabilities_that_are_others_or_none(forged, capsys, column, forge):
     def of_sample(rows: Rows) -> None:
-        row = next(row for row in rows if row["logprobs"])
-        row["logprobs"] = forge(row["logprobs"])
+        row = next(row for row in rows if row[column])
+        row[column] = forge(row[column])
 
     edit_part(sorted(forged.glob("data/part-*.parquet"))[1], of_sample)
     code, printed = audited(forged, capsys)
     assert code == 1
-    assert "row many, sample 0, logprobs" in re.findall(r"differs: (.*?):", printed)
+    assert f"row many, sample 0, {column}" in re.findall(r"differs: (.*?):", printed)
 
 
 @pytest.mark.parametrize(
