@@ -86,7 +86,9 @@ class AdaptiveSchedule(Schedule):
             return kept
         limits, costs = self.lengths(sequences), self._overhead.costs
         width = max(self.ceiling, *limits)
-        survival_BK = np.pad(self._acceptance.survival_BK(sequences), ((0, 0), (0, width - self.ceiling)))
+        survival_BK = self._acceptance.survival_BK(sequences)
+        if width > self.ceiling:
+            survival_BK = np.pad(survival_BK, ((0, 0), (0, width - self.ceiling)))
         by_lookup_BK = None
         if lookup_survival is not None:
             filled = [[*offered, *[0.0] * (width - len(offered))] for offered in lookup_survival]

@@ -69,8 +69,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     """Find the best plan, given each row's survival by draft position and source (0: may not be drafted).
 
     A row with both sources takes the one with more expected tokens at the depths tried. Given the sources, no other
-    lengths yield more tokens a second, but a model drafts only where that is `_GAIN` times as fast as without: of plans
-    that look a little faster, most are those whose chances or times are estimated too well.
+    lengths with these depths yield more tokens a second, but a model drafts only where that is `_GAIN` times as fast as
+    without: of plans that look a little faster, most are those whose chances or times are estimated too well.
     """
     like_BK = next(s_BK for s_BK in (by_model_BK, by_lookup_BK) if s_BK is not None)
     num_positions = like_BK.shape[1]

@@ -65,8 +65,8 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     places = random.Random(seed).sample(range(num_rows), min(options.rows or num_rows, num_rows))
     found = again.compared(recorded_rows(plan, run, inputs, _by_unit(units, sorted(places))))
-    lost = [row.name for row, _ in found if not row.is_checkable]
-    differences = [difference for row, difference in found if difference is not None and row.is_checkable]
+    lost = [name for name, is_checkable, _ in found if not is_checkable]
+    differences = [difference for _, is_checkable, difference in found if difference is not None and is_checkable]
     near_ties = [str(each) for each in differences if each.is_near_tie]
     differing = [str(each) for each in differences if not each.is_near_tie]
     _print_some("differs", differing)
@@ -78,8 +78,9 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
         f"{num_compared:,} of {num_rows:,} rows (seed {seed}), {again.num_tokens:,} tokens, {seconds:.1f} s with "
         f"loading: {len(differing)} rows differ" + (f", {len(near_ties)} at near ties" if near_ties else "")
     )
-    share = most_differing(num_rows, num_compared, len(differing))
-    print(f"with {CONFIDENCE:.0%} confidence at most {share:.2%} of the rows differ")
+    share = most_differing(num_rows, len(found), len(differences) + len(lost))
+    unknown = " or cannot be compared" if lost or near_ties else ""
+    print(f"with {CONFIDENCE:.0%} confidence at most {share:.2%} of the rows differ{unknown}")
     return Exit.FAILED if problems or differing else Exit.COMPLETE
 
 

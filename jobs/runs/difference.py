@@ -127,6 +127,9 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
 
     Rows are the same if their ids are, or else their places. Raises ValueError and OSError.
     """
+    for run in (first, second):
+        if run.has("scores"):
+            raise ValueError(f"{run.location.name} has scores; name two runs whose rows are texts")
     refuse_unknown_columns(second, by)
     if first.run["identity"].get("tokenizer") != second.run["identity"].get("tokenizer"):
         raise ValueError(f"the tokenizers of {first.location.name} and {second.location.name} differ, and so do tokens")

@@ -80,16 +80,16 @@ class Difference:
     place: str  # such as "sample 0, token 17" (from 0), or the name of a column behind the sample
     recorded: str
     written: str
-    margin: float | None = None  # of the two best tokens there, in logits; None where it was not asked for
+    margin: float | None = None  # of the better of the two tokens over the other, in logits; None: it was not asked for
     is_near_tie: bool = False  # whether another kind of processor may have decided otherwise
 
     def __str__(self) -> str:
         """Return it as a line."""
-        margin = "" if self.margin is None else f" (the two best tokens are {self.margin:.1e} logits apart)"
+        margin = "" if self.margin is None else f" ({self.margin:.1e} logits apart)"
         return f"row {self.row}, {self.place}: {self.recorded} is recorded, the target writes {self.written}{margin}"
 
 
-Compared = tuple[RecordedRow, Difference | None]
+Compared = tuple[str, bool, Difference | None]  # a row's name, and whether it can be checked
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Again:
         self.engine = LoadedEngine(self.plan.settings, None, HANG_TIMEOUT_S)
 
     def compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
-        """Write rows again; return each with its first difference, in their order."""
+        """Write rows again; return what was found of each, in their order."""
         return asyncio.run(self._compared(rows))
 
     async def _compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
@@ -113,7 +113,7 @@ class Again:
 
         async def compare(row: RecordedRow) -> Compared:
             try:
-                return row, await self._compare(row)
+                return row.name, row.is_checkable, await self._compare(row)
             finally:
                 free.release()
 
@@ -147,7 +147,9 @@ class Again:
             if place < max(map(len, tokens)):
                 was, now = (self._token(each[place : place + 1]) for each in tokens)
                 found = Difference(row.name, f"{sample}, token {place}", was, now)
-                return found if self.is_of_one_kind(row.written_by) else self._with_margin(found, sequence, place)
+                if self.is_of_one_kind(row.written_by) or place == min(map(len, tokens)):
+                    return found
+                return self._with_margin(found, sequence, place, tokens[0][place])
             if (name := _other_column(old, new)) is not None:
                 was, now = (repr(each[name])[:_MOST_SHOWN] for each in (old, new))
                 return Difference(row.name, f"{sample}, {name}", was, now)
@@ -163,10 +165,16 @@ class Again:
             return "the end"
         return f"{self.engine.codec.of_all_tokens.decode(token_ids)!r} ({token_ids[0]})"
 
-    def _with_margin(self, found: Difference, sequence: Sequence, place: int) -> Difference:
-        """Return the difference with how near a tie it is, by transformers' own code."""
+    def _with_margin(self, found: Difference, sequence: Sequence, place: int, recorded: int) -> Difference:
+        """Return the difference with how near a tie it is, by transformers' own code.
+
+        A tie of other tokens than the recorded one excuses nothing.
+        """
+        if not 0 <= recorded < self.engine.loop.engine.vocab_size:
+            return found
         before = replace(sequence, output_token_ids=sequence.output_token_ids[:place], prediction=(), matcher=None)
-        margin = self._reference.margin(before)
+        written = sequence.output_token_ids[place]
+        margin = max(self._reference.margin(replace(before), token) for token in (recorded, written))
         return replace(found, margin=margin, is_near_tie=margin <= self.engine.loop.engine.close_call)
 
     @cached_property
@@ -188,9 +196,24 @@ def _other_column(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return the first column whose value is another one; log-probabilities may differ by rounding."""
     for name in old:
         if name == "logprobs":
-            pairs = zip(old[name] or (), new[name] or (), strict=False)
-            if (old[name] is None) != (new[name] is None) or any(not abs(a - b) <= _SAME_LOGPROB for a, b in pairs):
+            pairs = list(zip(old[name] or (), new[name] or (), strict=False))
+            lengths = [None if values is None else len(values) for values in (old[name], new[name])]
+            if lengths[0] != lengths[1] or any(a is None or not abs(a - b) <= _SAME_LOGPROB for a, b in pairs):
+                return name
+        elif name == "top_logprobs":
+            places = old[name] or (), new[name] or ()
+            if len(places[0]) != len(places[1]) or not all(map(_is_same_top, *places)):
                 return name
         elif name not in NOT_REPEATED and repr(old[name]) != repr(new[name]):
             return name
     return None
+
+
+def _is_same_top(old: Seq[Mapping[str, Any]], new: Seq[Mapping[str, Any]]) -> bool:
+    """Tell whether the likeliest tokens of a place are the same, but for the last one, which rounding may have chosen."""
+    tops = [{each["token_id"]: each["logprob"] for each in top} for top in (old, new)]
+    return len(tops[0]) == len(tops[1]) and all(
+        logprob <= other.get(token_id, min(other.values())) + _SAME_LOGPROB
+        for one, other in (tops, tops[::-1])
+        for token_id, logprob in one.items()
+    )

@@ -1,8 +1,9 @@
 """The rows of an earlier run, as another run finds them: by their own ids, or else by the place in their file."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pipeline.inputs.rows import InputRow
@@ -18,39 +19,50 @@ _NUM_KEPT = 8  # units whose rows are in memory: rows that are asked for stand n
 class EarlierRows:
     """The rows of a run, found by id where they have ids, and by the name of their file and their number there else.
 
-    Rows that share an id are found by their places. The ids are in memory, the rows of a few units.
+    Rows that share an id are found by their places. The rows of a few units are in memory, and all ids from when a row
+    is first asked for that does not stand where it stood.
     """
 
     def __init__(self, run: RunDirectory, columns: Sequence[str]) -> None:
-        """Read the ids, and these columns of rows that are found. Raises ValueError for damage, and OSError."""
+        """Read the manifest, and these columns when rows are found. Raises ValueError for damage, and OSError."""
         self._run = run
-        self._columns = list(dict.fromkeys(["row_id", "sample", *columns]))
+        self._columns = list(dict.fromkeys(["row_id", "sample", "id", *columns]))
         self._units = defaultdict[str, list[WorkUnit]](list)  # by path
         for unit in run.units():
             self._units[unit.file].append(unit)
         self._paths = defaultdict[str, list[str]](list)  # by name
         for path in self._units:
             self._paths[Location.parse(path).short_name].append(path)
-        self._by_id: dict[str, int | None] = {}  # None: of several rows
-        for user_id, row_id in self._ids():
-            self._by_id[user_id] = row_id if self._by_id.get(user_id, row_id) == row_id else None
         self._rows = lru_cache(_NUM_KEPT)(self._read)
 
     def find(self, user_id: str | int | None, file: str, row_number: int) -> int | None:
         """Return the row_id of the row with this id, or at this place of a file of this name; None if there is none."""
-        if user_id is not None and self._by_id:
-            row_id = self._by_id.get(str(user_id), -1)
-            if row_id is not None:
-                return row_id if row_id >= 0 else None
-        paths = [file] if file in self._units else self._paths[Location.parse(file).short_name]
-        for unit in self._units[paths[0]] if len(paths) == 1 else ():
-            if 0 <= row_number - unit.row_start < unit.num_rows:
-                return unit.row_id(row_number - unit.row_start)
-        return None
+        there = self._at(file, row_number)
+        if user_id is None or [row["id"] for row in self.samples(there)[:1]] == [user_id]:
+            return there
+        name, by_id = str(user_id), self._by_id
+        has_many = name in by_id and by_id[name] is None
+        return by_id.get(name) if by_id and not has_many else there
 
-    def samples(self, row_id: int) -> list[dict[str, Any]]:
-        """Return the generations of a row, in order; none of one that failed, or is not committed."""
-        return self._rows(row_id >> 32).get(row_id, [])
+    def samples(self, row_id: int | None) -> list[dict[str, Any]]:
+        """Return the generations of a row, in order; none of one that failed, is not committed, or was not found."""
+        return [] if row_id is None else self._rows(row_id >> 32).get(row_id, [])
+
+    def _at(self, file: str, row_number: int) -> int | None:
+        paths = [file] if file in self._units else self._paths.get(Location.parse(file).short_name, [])
+        units = self._units[paths[0]] if len(paths) == 1 else []
+        index = bisect_right(units, row_number, key=lambda unit: unit.row_start) - 1
+        if index < 0 or row_number - units[index].row_start >= units[index].num_rows:
+            return None
+        return units[index].row_id(row_number - units[index].row_start)
+
+    @cached_property
+    def _by_id(self) -> dict[str, int | None]:
+        """The row with each id; None for an id of several rows."""
+        by_id: dict[str, int | None] = {}
+        for user_id, row_id in self._ids():
+            by_id[user_id] = row_id if by_id.get(user_id, row_id) == row_id else None
+        return by_id
 
     def _ids(self) -> Iterator[tuple[str, int]]:
         parts = map(self._run.part_path, sorted(self._run.committed_unit_ids()))
@@ -78,7 +90,7 @@ def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[lis
 
     def texts(row: InputRow) -> list[list[int]]:
         row_id = earlier.find(row.user_id, files[row.row_id >> 32], row.row_number)
-        return [] if row_id is None else [sample["token_ids"] for sample in earlier.samples(row_id)]
+        return [sample["token_ids"] or [] for sample in earlier.samples(row_id)]
 
     return texts
 

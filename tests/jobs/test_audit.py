@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy import stats
 
 from decoding import Engine
 from decoding.grammar.structured import Structured
-from jobs import audit, generate, publish, show
+from jobs import audit, diff, generate, publish, show
 from jobs.runs.certainty import most_differing
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
@@ -250,6 +251,17 @@ def test_a_run_that_no_one_can_write_again_is_not_audited(tmp_path, text_pair, c
     assert why in printed
 
 
+def test_scores_are_neither_audited_nor_compared(tmp_path, text_pair, capsys):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "hello", "answer": " world"}])
+    command = [f"--input.path={source}", f"--output.path={tmp_path / 'out'}", f"--models.target={text_pair[0]}"]
+    assert generate.main([*command, "--task=score", "--score.continuation_column=answer", "--run.local"]) == 0
+    code, printed = audited(tmp_path / "out", capsys)
+    assert code == 2
+    assert "its rows are scores" in printed
+    assert diff.main([str(tmp_path / "out")] * 2) == 2
+    assert "has scores; name two runs whose rows are texts" in capsys.readouterr().err
+
+
 def test_what_is_not_here_is_asked_for(forged, capsys):
     (forged.parent / "other").mkdir()
     other = write_jsonl(forged.parent / "other" / "in.jsonl", prompts(9))
@@ -289,18 +301,23 @@ def test_a_publication_is_audited_by_whoever_has_the_weights(honest, text_pair, 
 def test_where_another_kind_of_processor_wrote_near_ties_are_named_apart(forged, text_pair, capsys, monkeypatch):
     """Here every token is taken for one, since the margin is that large."""
 
-    def change(rows: Rows) -> None:
-        rewrite(rows[2], [65, *rows[2]["token_ids"][1:]], TextCodec.load(text_pair[0]))
+    def begin_with(token: int, rows: Rows) -> None:
+        rewrite(rows[2], [token, *rows[2]["token_ids"][1:]], TextCodec.load(text_pair[0]))
 
-    edit_rows(forged, change)
+    edit_rows(forged, partial(begin_with, 65))
     assert audited(forged, capsys)[0] == 1
     edit_part(sorted(forged.glob("data/*.parquet"))[0], lambda rows: rows, kernels="of another kind")
-    code, printed = audited(forged, capsys)
-    assert code == 1, "it is no near tie"
-    assert re.search(r"row row-2, .*logits apart", printed)
+    apart = set()
+    for token in (66, 65):
+        edit_rows(forged, partial(begin_with, token))
+        code, printed = audited(forged, capsys)
+        assert code == 1, "it is no near tie"
+        apart.add(re.search(r"row row-2, .*\((\S+) logits apart", printed)[1])
+    assert len(apart) == 2, "a near tie of other tokens would excuse nothing"
     monkeypatch.setattr(Engine, "close_call", 1e6)
     code, printed = audited(forged, capsys)
     assert code == 0
+    assert "at most 5.88% of the rows differ or cannot be compared" in printed
     assert "note: written on cpu of another kind" in printed
     assert re.search(r"near tie, .*row row-2, sample 0, token 0", printed)
     assert "0 rows differ, 1 at near ties" in printed
@@ -317,6 +334,27 @@ def test_a_row_over_which_a_process_died_is_named_and_not_compared(forged, capsy
     assert code == 0, printed
     assert "1 rows, recorded as failures of the process that wrote, were not compared" in printed
     assert "16 of 17 rows" in printed
+
+
+@pytest.mark.parametrize(
+    ("column", "forge"),
+    [
+        ("logprobs", lambda old: old[:-1]),
+        ("logprobs", lambda old: [old[0] - 1, *old[1:]]),
+        ("logprobs", lambda old: [None, *old[1:]]),
+        ("top_logprobs", lambda old: [[{**old[0][0], "logprob": -0.01}], *old[1:]]),
+        ("top_logprobs", lambda old: [[], *old[1:]]),
+    ],
+)
+def test_it_finds_log_probabilities_that_are_others_or_none(forged, capsys, column, forge):
+    def of_sample(rows: Rows) -> None:
+        row = next(row for row in rows if row[column])
+        row[column] = forge(row[column])
+
+    edit_part(sorted(forged.glob("data/part-*.parquet"))[1], of_sample)
+    code, printed = audited(forged, capsys)
+    assert code == 1
+    assert f"row many, sample 0, {column}" in re.findall(r"differs: (.*?):", printed)
 
 
 @pytest.mark.parametrize(
