@@ -33,7 +33,10 @@ from pipeline.storage.whole_file import replace_file, to_json
 RUN = "dray/run.json"
 _MANIFEST, _ERRORS, _INPUT = "dray/manifest.parquet", "dray/errors.parquet", "dray/input"
 _DATA = re.compile(r"data/[0-9a-f]+/part-\d+\.parquet")
-_DECIDING: Mapping[str, tuple[str, ...]] = {"engine": ("max_model_len", "num_slots", "num_speculative_tokens"), "run": ("seed",)}
+_DECIDING: Mapping[str, tuple[str, ...]] = {
+    "engine": ("max_model_len", "num_slots", "num_speculative_tokens"),
+    "run": ("seed",),
+}
 
 
 def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
