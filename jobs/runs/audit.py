@@ -108,17 +108,15 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     if verification not in TEXT_IS_THE_TARGETS:
         raise ValueError(f"{where} cannot be audited: {why_inexact(verification)}")
     if run.has("scores") or run.has("turns"):
-        raise ValueError(
-            f"{where} cannot be audited: its rows are scores, or programs whose tools may answer otherwise"
-        )
+        raise ValueError(f"{where} cannot be audited: its rows are scores, or programs, whose tools may answer anew")
     settings = deciding(said["settings"])
     models = {
         "target": given.model or said["models"]["target"],
         "tokenizer": given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
-        "device": given.device or settings["models"]["device"],
+        "device": given.device or settings["models"].get("device", "auto"),
         "dtype": said["identity"]["dtype"],
     }
-    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"]["num_slots"]}
+    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"].get("num_slots", 16)}
     own = {
         "input": {**settings["input"], "path": given.input or settings["input"]["path"]},
         "output": {"path": where, "parts": run.has("parts")},

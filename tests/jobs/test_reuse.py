@@ -187,5 +187,5 @@ def test_a_diff_names_all_texts_that_changed_and_no_other(old, text_pair, tmp_pa
     assert diff.main([str(old), str(run), "--by=nothing"]) == 2
     second = RunDirectory.open(str(run))
     second.run["identity"]["tokenizer"] = "another"
-    with pytest.raises(ValueError, match="the tokenizers of .* differ"):
+    with pytest.raises(ValueError, match=r"the tokenizers of .* differ"):
         next(pairs_of(RunDirectory.open(str(old)), second))
