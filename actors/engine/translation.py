@@ -9,7 +9,7 @@ from actors.engine.row_options import RowOptions
 from actors.engine.vocabulary import with_bad_word_ids
 from actors.settings import GeneratorSettings
 from decoding.common_prefix import common_prefix
-from decoding.drafters.known_texts import Prediction
+from decoding.drafters.lookups.prediction import Prediction
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope

@@ -37,7 +37,7 @@ Inputs = Sequence[tuple[InputFile, int]]  # each file that has rows, with their 
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Audit, print what was found, and return 0, 1 if something differs, or 2 if it cannot be audited."""
+    """Write rows again, print what was found, and return 0, 1 if something differs, or 2 if it cannot be audited."""
     try:
         with opened(options.run) as run:
             return _audit(run, options)
@@ -91,13 +91,14 @@ def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options:
     """
     plan = plan_again(run, options)
     wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
-    found = Again(plan).compared(recorded_rows(plan, run, inputs_of(plan, run), wanted))
-    for row, difference in found:
+    recorded = list(recorded_rows(plan, run, inputs_of(plan, run), wanted))
+    found = [difference for *_, difference in Again(plan).compared(recorded)]
+    for row, difference in zip(recorded, found, strict=True):
         texts = f"{len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens"
         print(f"written again: {difference or f'row {row.name}, {texts}, the same'}")
     if changes := _changes(plan, run):
         print("\n  ".join(["with what is here, and not with what the run names:", *changes]))
-    return Exit.COMPLETE if all(difference is None for _, difference in found) else Exit.FAILED
+    return Exit.COMPLETE if all(each is None for each in found) else Exit.FAILED
 
 
 def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
@@ -109,17 +110,15 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     if verification not in TEXT_IS_THE_TARGETS:
         raise ValueError(f"{where} cannot be audited: {why_inexact(verification)}")
     if run.has("scores") or run.has("turns"):
-        raise ValueError(
-            f"{where} cannot be audited: its rows are scores, or programs whose tools may answer otherwise"
-        )
+        raise ValueError(f"{where} cannot be audited: its rows are scores, or programs, whose tools may answer anew")
     settings = deciding(said["settings"])
     models = {
         "target": given.model or said["models"]["target"],
         "tokenizer": given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
-        "device": given.device or settings["models"]["device"],
+        "device": given.device or settings["models"].get("device", "auto"),
         "dtype": said["identity"]["dtype"],
     }
-    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"]["num_slots"]}
+    engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"].get("num_slots", 16)}
     own = {
         "input": {**settings["input"], "path": given.input or settings["input"]["path"]},
         "output": {"path": where, "parts": run.has("parts")},

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decoding.common_prefix import common_prefix
-from decoding.drafters.known_texts import Prediction
+from decoding.drafters.lookups.prediction import Prediction
 from jobs.driver.stopping import Exit
 from jobs.names import tell
 from jobs.report_page.rounds import token_texts

@@ -210,7 +210,7 @@ def _other_column(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def _is_same_top(old: Seq[Mapping[str, Any]], new: Seq[Mapping[str, Any]]) -> bool:
-    """Tell whether the likeliest tokens of a place are the same, but for the last one, which rounding may have chosen."""
+    """Tell whether the likeliest tokens are the same, but for the last one, which rounding may have chosen."""
     tops = [{each["token_id"]: each["logprob"] for each in top} for top in (old, new)]
     return len(tops[0]) == len(tops[1]) and all(
         logprob <= other.get(token_id, min(other.values())) + _SAME_LOGPROB

@@ -16,6 +16,8 @@ from decoding import Engine
 from decoding.grammar.structured import Structured
 from jobs import audit, diff, generate, publish, show
 from jobs.runs.certainty import most_differing
+from pipeline.run.check import check_run
+from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
 from tests.adapted import keep_merged_models_in, save_adapter
@@ -306,7 +308,8 @@ def test_where_another_kind_of_processor_wrote_near_ties_are_named_apart(forged,
 
     edit_rows(forged, partial(begin_with, 65))
     assert audited(forged, capsys)[0] == 1
-    edit_part(sorted(forged.glob("data/*.parquet"))[0], lambda rows: rows, kernels="of another kind")
+    part = sorted(forged.glob("data/*.parquet"))[0]
+    edit_part(part, lambda rows: rows, kernels="of another kind")
     apart = set()
     for token in (66, 65):
         edit_rows(forged, partial(begin_with, token))
@@ -315,6 +318,10 @@ def test_where_another_kind_of_processor_wrote_near_ties_are_named_apart(forged,
         apart.add(re.search(r"row row-2, .*\((\S+) logits apart", printed)[1])
     assert len(apart) == 2, "a near tie of other tokens would excuse nothing"
     monkeypatch.setattr(Engine, "close_call", 1e6)
+    (other,) = {each["kernels"] for each in check_run(RunDirectory.open(str(forged))).engines} - {"of another kind"}
+    edit_part(part, lambda rows: rows, kernels=other)
+    assert audited(forged, capsys)[0] == 1, "a processor of the same kind does not decide otherwise"
+    edit_part(part, lambda rows: rows, kernels="of another kind")
     code, printed = audited(forged, capsys)
     assert code == 0
     assert "at most 5.88% of the rows differ or cannot be compared" in printed

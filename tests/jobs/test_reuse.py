@@ -40,6 +40,8 @@ def edited() -> list[Any]:
     for row in rows:
         if row["id"] in ("row-1", "row-7"):
             row["prompt"] = "three small words"
+        if row["id"] == "row-9":
+            row["sampling"] = {"max_tokens": 15}
     return [*rows, {"id": "new", "kind": "b", "prompt": "one"}, {"id": "newer", "kind": "b", "prompt": "two"}]
 
 
@@ -169,17 +171,18 @@ def test_a_diff_names_all_texts_that_changed_and_no_other(old, text_pair, tmp_pa
     page = tmp_path / "page.html"
     assert diff.main([str(old), str(run), "--by=kind", f"--html={page}"]) == 1
     printed = capsys.readouterr().out
-    assert re.findall(r"^(row-\d+), sample 0, token", printed, re.MULTILINE) == ["row-7", "row-1"]
+    assert re.findall(r"^(row-\d+), sample 0, token", printed, re.MULTILINE) == ["row-9", "row-7", "row-1"]
     totals = [cell.strip() for cell in next(line for line in printed.splitlines() if "│ all" in line).split("│")[1:-1]]
-    assert totals[:5] == ["all", "17", "2", "1", "2"]
+    assert totals[:5] == ["all", "16", "3", "1", "2"]
     tokens = {row["id"]: row["token_ids"] for row in generations(old)}
     now = {row["id"]: row["token_ids"] for row in generations(run)}
     places = dict(re.findall(r"^(row-\d+), sample 0, token (\d+)", printed, re.MULTILINE))
     for name, place in places.items():
         same = [one == other for one, other in zip(tokens[name], now[name], strict=False)]
         assert int(place) == (same.index(False) if False in same else len(same))
+    assert places["row-9"] == "12"
     html = page.read_text()
-    assert html.count('<details class="sample"') == 2
+    assert html.count('<details class="sample"') == 3
     assert 'class="rejected"' in html
     assert 'class="corrected"' in html
     assert diff.main([str(old), str(old)]) == 0
@@ -187,5 +190,5 @@ def test_a_diff_names_all_texts_that_changed_and_no_other(old, text_pair, tmp_pa
     assert diff.main([str(old), str(run), "--by=nothing"]) == 2
     second = RunDirectory.open(str(run))
     second.run["identity"]["tokenizer"] = "another"
-    with pytest.raises(ValueError, match="the tokenizers of .* differ"):
+    with pytest.raises(ValueError, match=r"the tokenizers of .* differ"):
         next(pairs_of(RunDirectory.open(str(old)), second))

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters.known_texts import Calibration, Prediction
-from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
+from decoding.drafters.lookups.known_texts import Calibration
+from decoding.drafters.lookups.ngram import NGramDrafter
+from decoding.drafters.lookups.prediction import Prediction
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule
