@@ -19,8 +19,8 @@ from decoding.sequence import Sequence
 
 # The assumed chance that a predicted token is accepted before any was tried, by the bits of the number of tokens since
 # the last difference; the last one holds for all longer stretches. And where there was no difference:
-_GUESSES_OF_PREDICTIONS = (0.4, 0.6, 0.75, 0.85, 0.92, 0.96)
-_UNCHANGED = 0.99
+_GUESSES_OF_PREDICTIONS = (0.4, 0.6, 0.75, 0.8, 0.85, 0.9)
+_UNCHANGED = 0.9  # a first draft that is too long costs more than one that is too short
 _MOST_OF_PREDICTIONS = 0.998  # no estimate is higher: drafts of a text that is only checked are long
 
 
