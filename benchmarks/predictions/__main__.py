@@ -33,7 +33,7 @@ from jobs.work.tuning.engine_turns import engine_way
 
 _SYSTEM, _CHANGED = "You are a helpful assistant.", "You are a friendly assistant."
 _WITH = "with old texts"
-_FEWER = 8  # one row at a time, one in so many prompts is written
+_FEWER = 8  # with one row at a time, every eighth prompt is written
 COLUMNS = (
     ("work", "work", ""),
     ("dtype", "dtype", ""),
