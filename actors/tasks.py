@@ -209,7 +209,8 @@ class PlainRows(RowKind):
                 sequence.rounds = []
         if encoded.params is None:  # else it is not known of which samples these are the best
             for sequence, text in zip(encoded.sequences, self.earlier(row), strict=False):
-                sequence.prediction = tuple(text) if max(text, default=0) < self.engine.vocab_size else ()
+                is_of_model = min(text, default=0) >= 0 and max(text, default=0) < self.engine.vocab_size
+                sequence.prediction = tuple(text) if is_of_model else ()
         return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:

@@ -21,6 +21,7 @@ from jobs.config.fields import value_in
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import starts_own_ray, submitted_copy
 from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 
 ASKED_OF_COMMAND = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -89,7 +90,8 @@ def with_lookup(config: _Config) -> _Config:
     if found := next((each for each, is_so in why.items() if is_so), None):
         raise ValueError(f"run.reuse is set, but {found}")
     drafter = engine.drafter or ("suffix" if draft is None else "hybrid")
-    return replace(config, generator=replace(generator, engine=replace(engine, drafter=drafter)))
+    run = replace(config.run, reuse=Location.parse(config.run.reuse).name)  # workers may start in other folders
+    return replace(config, run=run, generator=replace(generator, engine=replace(engine, drafter=drafter)))
 
 
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:

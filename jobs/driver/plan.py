@@ -148,7 +148,8 @@ def make_plan(config: RunConfig) -> Plan:
 def unchecked_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration, whatever the run that is there was begun with. Raises as `make_plan`."""
     outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
-    check_submitted(outputs, {"input.path": config.input.path, **paths_of(config.generator.models)})
+    inputs = {"input.path": config.input.path, "run.reuse": config.run.reuse}
+    check_submitted(outputs, inputs | paths_of(config.generator.models))
     settings = config.generator_settings()
     if settings.is_exact_required:
         backend_of(settings).refuse_if_inexact()

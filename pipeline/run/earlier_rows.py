@@ -1,18 +1,23 @@
 """The rows of an earlier run, as another run finds them: by their own ids, or else by the place in their file."""
 
+import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
+from pipeline.logs import failure_event
 from pipeline.run.directory import RunDirectory
 from pipeline.run.reading import read_ahead
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import read_columns
 
+_log = logging.getLogger(__name__)
 _NUM_KEPT = 8  # units whose rows are in memory: rows that are asked for stand near each other
 
 
@@ -23,9 +28,15 @@ class EarlierRows:
     is first asked for that does not stand where it stood.
     """
 
-    def __init__(self, run: RunDirectory, columns: Sequence[str]) -> None:
-        """Read the manifest, and these columns when rows are found. Raises ValueError for damage, and OSError."""
-        self._run = run
+    def __init__(
+        self, run: RunDirectory, columns: Sequence[str], lacks: Callable[[Location, Exception], None] | None = None
+    ) -> None:
+        """Read the manifest, and these columns when rows are found. Raises ValueError for damage, and OSError.
+
+        Of a part that is damaged, or cannot be read, `lacks` is told, and its rows are not found; without it, methods
+        raise as this one does.
+        """
+        self._run, self._lacks = run, lacks
         self._columns = list(dict.fromkeys(["row_id", "sample", "id", *columns]))
         self._units = defaultdict[str, list[WorkUnit]](list)  # by path
         for unit in run.units():
@@ -66,7 +77,9 @@ class EarlierRows:
 
     def _ids(self) -> Iterator[tuple[str, int]]:
         parts = map(self._run.part_path, sorted(self._run.committed_unit_ids()))
-        for table in read_ahead(lambda part: read_columns(part, ["row_id", "id"]), parts):
+        for table in read_ahead(lambda part: self._table(part, ["row_id", "id"]), parts):
+            if table is None:
+                continue
             pairs = zip(table["id"].to_pylist(), table["row_id"].to_pylist(), strict=True)
             for user_id, row_id in pairs:
                 if user_id is not None and row_id is not None:
@@ -74,18 +87,34 @@ class EarlierRows:
 
     def _read(self, unit_id: int) -> dict[int, list[dict[str, Any]]]:
         rows = defaultdict[int, list[dict[str, Any]]](list)
-        try:
-            table = read_columns(self._run.part_path(unit_id), self._columns)
-        except FileNotFoundError:
-            return rows
-        for row in sorted(table.to_pylist(), key=lambda row: (row["row_id"], row["sample"])):
+        table = self._table(self._run.part_path(unit_id), self._columns)
+        found = [] if table is None else table.to_pylist()
+        for row in sorted(found, key=lambda row: (row["row_id"], row["sample"])):
             rows[row["row_id"]].append(row)
         return rows
 
+    def _table(self, part: Location, columns: Sequence[str]) -> pa.Table | None:
+        try:
+            return read_columns(part, columns)
+        except FileNotFoundError:  # it is not committed, or was moved away as damaged
+            return None
+        except (ValueError, OSError) as error:
+            if self._lacks is None:
+                raise
+            self._lacks(part, error)
+            return None
+
 
 def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[list[int]]]:
-    """Return what finds the texts of a row of `run` in the run at `path`: the token ids of each of its samples."""
-    earlier = EarlierRows(RunDirectory.open(path), ["token_ids"])
+    """Return what finds the texts of a row of `run` in the run at `path`: the token ids of each of its samples.
+
+    What cannot be read there is left out, with a warning: no row of `run` fails over it.
+    """
+
+    def lacks(part: Location, error: Exception) -> None:
+        _log.warning(failure_event("earlier texts not read", error, part=part.name))
+
+    earlier = EarlierRows(RunDirectory.open(path), ["token_ids"], lacks)
     files = {unit.unit_id: unit.file for unit in run.units()}
 
     def texts(row: InputRow) -> list[list[int]]:

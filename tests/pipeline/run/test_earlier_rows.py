@@ -37,3 +37,14 @@ def test_a_row_that_moved_is_found_by_its_id_and_one_of_several_by_its_place(ear
     assert earlier.find("twice", "another.jsonl", 0) is None
     assert earlier.find("new", "prompts.jsonl", 0) is None, "the row there is another one"
     assert earlier.find(None, "prompts.jsonl", 9) is None
+
+
+def test_a_damaged_part_is_told_and_its_rows_are_not_found_or_it_is_refused(earlier, tmp_path):
+    (tmp_path / "run" / "data" / "part-000000000.parquet").write_bytes(b"PAR1 damaged PAR1")
+    run, told = RunDirectory.open(str(tmp_path / "run")), list[str]()
+    lenient = EarlierRows(run, ["text"], lambda part, error: told.append(part.short_name))
+    assert lenient.find("b", "prompts.jsonl", 1) is None
+    assert lenient.find("c", "prompts.jsonl", 1) == 1 << 32
+    assert set(told) == {"part-000000000.parquet"}
+    with pytest.raises((ValueError, OSError)):
+        EarlierRows(run, ["text"]).find("b", "prompts.jsonl", 1)
