@@ -136,7 +136,7 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
     earlier, seen, nothing = EarlierRows(first, _COLUMNS), set[int](), ("",) * len(by)
     committed = second.committed_unit_ids()
     units = [unit for unit in second.units() if unit.unit_id in committed]
-    for unit, rows in zip(units, each_unit(second, units, [*_COLUMNS, *by]), strict=True):
+    for unit, rows in zip(units, each_unit(second, units, [*dict.fromkeys([*_COLUMNS, *by])]), strict=True):
         ids = {row["row_id"]: row["id"] for row in rows.errors.to_pylist()}
         samples: dict[int, dict[int, tuple[Any, tuple[str, ...]]]] = defaultdict(dict)
         groups = shown_rows(rows.generations, by)
@@ -153,8 +153,8 @@ def pairs_of(first: RunDirectory, second: RunDirectory, by: Sequence[str] = ()) 
                 new, group = now.get(sample, (None, nothing))
                 yield Pair(unit.row_name(row_id, user_id), sample, group, before.get(sample), new)
     for unit in first.units():
-        for row_id in {unit.row_id(index) for index in range(unit.num_rows)} - seen:
-            for row in earlier.samples(row_id):
+        for row_id in map(unit.row_id, range(unit.num_rows)):
+            for row in earlier.samples(row_id) if row_id not in seen else ():
                 yield Pair(unit.row_name(row_id, row["id"]), row["sample"], nothing, row, None)
 
 

@@ -95,6 +95,14 @@ def test_a_run_that_reuses_texts_goes_on_and_is_retried_with_them_or_without(old
     assert second == [None] * 8, "this time without them"
 
 
+def test_rows_do_not_fail_where_the_earlier_run_is_damaged(old, text_pair, tmp_path):
+    damaged = Path(shutil.copytree(old, tmp_path / "damaged"))
+    (damaged / "data" / "part-000000000.parquet").write_bytes(b"no parquet")
+    run = write(tmp_path / "new", text_pair, ROWS, *GREEDY, f"--run.reuse={damaged}")
+    assert content(run) == content(old)
+    assert [row["num_earlier_tokens"] for row in generations(run)] == [None] * 8 + [12] * 12
+
+
 def test_rows_without_ids_are_found_by_the_name_of_their_file_and_their_number(text_pair, tmp_path):
     rows = [{name: value for name, value in row.items() if name != "id"} for row in prompts(10)]
     flags = [*GREEDY, "--input.id_column=kind"]
@@ -188,6 +196,7 @@ def test_a_diff_names_all_texts_that_changed_and_no_other(old, text_pair, tmp_pa
     assert diff.main([str(old), str(old)]) == 0
     assert diff.main([str(old), str(tmp_path / "nothing")]) == 2
     assert diff.main([str(old), str(run), "--by=nothing"]) == 2
+    assert diff.main([str(old), str(old), "--by=finish_reason"]) == 0
     second = RunDirectory.open(str(run))
     second.run["identity"]["tokenizer"] = "another"
     with pytest.raises(ValueError, match=r"the tokenizers of .* differ"):
