@@ -1,14 +1,14 @@
 """What a publication holds beside its data, so that its run can be made of it again, and audited (`dray audit`).
 
-dray/run.json            what the run is, as in the run directory, without paths and without what decides no text
+dray/run.json            what the run is, as in the run directory, without paths and without what decides no text; and
+                         the engines that wrote it
 dray/manifest.parquet    its units
 dray/errors.parquet      the rows that failed, without what they held
 dray/input/0000/NAME     the input files in their order, where they are published, too
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,21 +20,22 @@ import pyarrow.dataset as ds
 
 from pipeline.counts import count_generations
 from pipeline.errors import is_of_process
-from pipeline.export.dataset_card import model_name
+from pipeline.export.dataset_card import data_folder_of_card, model_name
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import Receipt, part_content
 from pipeline.run.directory import RunDirectory
-from pipeline.run.unit_rows import read_errors
+from pipeline.run.unit_rows import each_unit
 from pipeline.schema import MANIFEST
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import table_of, to_parquet
 from pipeline.storage.whole_file import replace_file, to_json
 
 RUN = "dray/run.json"
-_MANIFEST, _ERRORS, _INPUT = "dray/manifest.parquet", "dray/errors.parquet", "dray/input"
-_DATA = re.compile(r"data/[0-9a-f]+/part-\d+\.parquet")
+INPUT = "dray/input"
+_MANIFEST, _ERRORS = "dray/manifest.parquet", "dray/errors.parquet"
+_ENGINES = "engines"  # in run.json here, what wrote the parts
 _DECIDING: Mapping[str, tuple[str, ...]] = {
-    "engine": ("max_model_len", "num_slots", "num_speculative_tokens"),
+    "engine": ("exact", "max_model_len", "num_slots", "num_speculative_tokens"),
     "run": ("seed",),
 }
 
@@ -49,21 +50,29 @@ def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def files_beside(run: RunDirectory, folder: Path, *, with_input: bool) -> dict[str, Path]:
-    """Write these files of a run to a folder, and return them by name. Raises ValueError and OSError."""
-    paths = {path: number for number, path in enumerate(dict.fromkeys(unit.file for unit in run.units()))}
-    names = {path: f"{number:04d}/{Location.parse(path).short_name}" for path, number in paths.items()}
+def files_beside(
+    run: RunDirectory, folder: Path, engines: Sequence[Mapping[str, Any]], *, with_input: bool
+) -> dict[str, Path]:
+    """Write these files of a run to a folder, and return them by name. `engines` wrote its parts.
+
+    Raises ValueError and OSError.
+    """
+    paths = list(dict.fromkeys(unit.file for unit in run.units()))
+    width = max(4, len(str(len(paths))))  # so that they are listed in this order
+    names = {path: f"{number:0{width}}/{Location.parse(path).short_name}" for number, path in enumerate(paths)}
     units = [{**asdict(unit), "file": names[unit.file], "file_version": ""} for unit in run.units()]
+    may_have_failed = run.failed_unit_ids() & set(run.committed_unit_ids())
+    with_errors = [unit for unit in run.units() if unit.unit_id in may_have_failed]
     errors = [
         {**row, "file": names.get(row["file"], ""), "message": row["message"] * is_of_process(row["message"])}
-        for unit_id in sorted(run.failed_unit_ids() & set(run.committed_unit_ids()))
-        for row in read_errors(run, unit_id).to_pylist()
+        for rows in each_unit(run, with_errors, ["row_id", "sample"])
+        for row in rows.errors.to_pylist()
     ]
     contents = {
-        RUN: to_json(_without_paths(run.run)),
+        RUN: to_json({**_without_paths(run.run), _ENGINES: engines}),
         _MANIFEST: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
         _ERRORS: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
-        **{f"{_INPUT}/{name}": Location.parse(path).read_bytes() for path, name in names.items() if with_input},
+        **{f"{INPUT}/{name}": Location.parse(path).read_bytes() for path, name in names.items() if with_input},
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -77,18 +86,30 @@ def opened(place: str) -> Iterator[RunDirectory]:
     location = Location.parse(place)
     with TemporaryDirectory(prefix="dray-published-") as folder:
         said = None if RunDirectory.exists(location) else location.child(RUN).read_if_there()
-        yield RunDirectory.open(location) if said is None else _restored(location, json.loads(said), folder)
+        try:
+            run = RunDirectory.open(location) if said is None else _restored(location, json.loads(said), folder)
+        except (LookupError, TypeError) as error:
+            raise ValueError(
+                f"{location.name}: what it has in dray/ is damaged ({error!r}); publish it again"
+            ) from error
+        yield run
 
 
 def _restored(publication: Location, run: dict[str, Any], folder: str) -> RunDirectory:
     """Return the run of a publication, made again in an empty folder. Raises ValueError for damage, and OSError."""
     manifest, failed = (table_of(publication.child(name).read_bytes()).to_pylist() for name in (_MANIFEST, _ERRORS))
-    run["settings"]["input"]["path"] = publication.child(_INPUT).name
+    run["settings"]["input"]["path"], engine = publication.child(INPUT).name, _one_of(run.pop(_ENGINES))
     directory = RunDirectory.create(folder, run, (WorkUnit(**unit) for unit in manifest))
-    engines = json.loads(publication.child("report.json").read_if_there() or b"{}").get("engines", [])
-    paths = [publication.child(name).path for name in sorted(publication.files()) if _DATA.fullmatch(name)]
+    card = publication.child("README.md").read_bytes().decode("utf-8", "replace")
+    if (data_folder := data_folder_of_card(card)) is None:
+        raise ValueError(f"{publication.name}: its README.md names no data; dray publish, given again, finishes it")
+    # Others may lie beside it, of a publication that goes on or was interrupted.
+    names = [info.base_name for info in publication.child(data_folder).list() if info.extension == "parquet"]
+    paths = [publication.child(f"{data_folder}/{name}").path for name in sorted(names)]
     schema, of_row = directory.generations_schema, ds.field("row_id")
-    data: Any = ds.dataset(paths, schema, format="parquet", filesystem=publication.filesystem)
+    data: Any = ds.dataset(schema.empty_table())
+    if paths:
+        data = ds.dataset(paths, schema, format="parquet", filesystem=publication.filesystem)
     num_left = data.count_rows()
     for unit in directory.units():
         first = unit.row_id(0)
@@ -97,7 +118,7 @@ def _restored(publication: Location, run: dict[str, Any], folder: str) -> RunDir
         num_left -= rows.num_rows
         if rows.num_rows or errors:
             receipt = Receipt(unit.unit_id, count_generations(rows, len(errors)), attempt=0)
-            part = part_content(rows, receipt, engines[0] if len(engines) == 1 else None)
+            part = part_content(rows, receipt, engine)
             replace_file(directory.part_path(unit.unit_id), part, directory.temporary)
         if errors:
             table = pa.Table.from_pylist(errors, schema=directory.errors_schema)
@@ -105,6 +126,14 @@ def _restored(publication: Location, run: dict[str, Any], folder: str) -> RunDir
     if num_left:
         raise ValueError(f"{publication.name}: {num_left} of its rows are of no unit of the run")
     return directory
+
+
+def _one_of(engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is said of all engines that wrote: which part is of which of them is not known any more."""
+    values = {name: sorted({str(each.get(name)) for each in engines}) for each in engines for name in each}
+    said = {name: value for each in engines for name, value in each.items()}
+    said |= {name: " and ".join(several) for name, several in values.items() if len(several) > 1}
+    return {**said, "exact_text": "no"} if "no" in values.get("exact_text", ()) else said
 
 
 def _without_paths(run: Mapping[str, Any]) -> dict[str, Any]:
