@@ -1,6 +1,7 @@
 """The work of `dray audit`: is a run what its models, prompts and seed write? A sample of its rows is written again."""
 
 import argparse
+import json
 import random
 import time
 from bisect import bisect_right
@@ -8,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, zip_longest
 
 import pyarrow as pa
 
 from actors.engines.backend import why_inexact
 from decoding.choices import TEXT_IS_THE_TARGETS
+from decoding.sampling_params import SamplingParams
 from jobs.config.loading import checked
 from jobs.config.run import RunConfig
 from jobs.driver.plan import Plan, unchecked_plan
@@ -22,7 +24,6 @@ from jobs.names import tell
 from jobs.runs.certainty import CONFIDENCE, most_differing
 from jobs.runs.written_again import Again, RecordedRow
 from pipeline.export.published_run import deciding, opened
-from pipeline.inputs.files import InputFile
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.check import CheckReport, check_run
@@ -31,9 +32,7 @@ from pipeline.run.unit_rows import read_unit_rows
 from pipeline.storage.location import Location
 
 _MOST_SHOWN = 20  # differences that are printed
-_MOST_ROWS = (1 << 32) - 1  # of a unit
 _PATHS = "input.files"  # of an identity: paths and times of change, which other copies of the files do not have
-Inputs = Sequence[tuple[InputFile, int]]  # each file that has rows, with their number
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -72,7 +71,7 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     _print_some("differs", differing)
     _print_some("near tie, behind which it was not compared", near_ties)
     if lost:
-        print(f"{len(lost)} rows, recorded as failures of the process that wrote, were not compared: {lost[:5]}")
+        print(f"{len(lost)} rows, over which a process failed, there or here, were not compared: {lost[:5]}")
     num_compared, seconds = len(found) - len(lost), time.monotonic() - began
     print(
         f"{num_compared:,} of {num_rows:,} rows (seed {seed}), {again.num_tokens:,} tokens, {seconds:.1f} s with "
@@ -92,13 +91,17 @@ def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options:
     plan = plan_again(run, options)
     wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
     recorded = list(recorded_rows(plan, run, inputs_of(plan, run), wanted))
-    found = [difference for *_, difference in Again(plan).compared(recorded)]
-    for row, difference in zip(recorded, found, strict=True):
-        texts = f"{len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens"
-        print(f"written again: {difference or f'row {row.name}, {texts}, the same'}")
+    found = Again(plan).compared(recorded)
+    for row, (name, is_checkable, difference) in zip(recorded, found, strict=True):
+        what = f"row {name}, {len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens, the same"
+        if not is_checkable:
+            what = f"row {name} was not compared: a process failed over it, there or here"
+        print(f"written again: {difference if difference is not None and is_checkable else what}")
     if changes := _changes(plan, run):
         print("\n  ".join(["with what is here, and not with what the run names:", *changes]))
-    return Exit.COMPLETE if all(each is None for each in found) else Exit.FAILED
+    if not all(is_checkable for _, is_checkable, _ in found):
+        return Exit.BAD_CONFIGURATION
+    return Exit.COMPLETE if all(difference is None for *_, difference in found) else Exit.FAILED
 
 
 def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
@@ -112,6 +115,12 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     if run.has("scores") or run.has("turns"):
         raise ValueError(f"{where} cannot be audited: its rows are scores, or programs, whose tools may answer anew")
     settings = deciding(said["settings"])
+    if not settings["input"]:
+        raise ValueError(f"{where} cannot be audited: its run.json has no configuration of a dray generate")
+    if settings["sampling"].get("from_model"):  # which of these were given is not known any more, but what they became
+        default, became = json.loads(json.dumps(vars(SamplingParams()))), said["identity"]["sampling"]
+        left_open = [name for name, value in settings["sampling"].items() if value == default.get(name)]
+        settings["sampling"] |= {name: became[name] for name in left_open if name in became} | {"from_model": False}
     models = {
         "target": given.model or said["models"]["target"],
         "tokenizer": given.tokenizer or (None if given.model else said["models"]["tokenizer"]),
@@ -131,37 +140,40 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     return unchecked_plan(replace(config, sampling=replace(config.sampling, names_given=None)))
 
 
-def inputs_of(plan: Plan, run: RunDirectory) -> Inputs:
-    """Return each file here that has rows. Raises ValueError unless they have the names and sizes of the run's."""
-    num_rows = Counter[str]()
-    for unit in plan_units(plan.files, plan.input_options, _MOST_ROWS):
-        num_rows[unit.file] += unit.num_rows
-    found = [(file, num_rows[file.path]) for file in plan.files if num_rows[file.path]]
-    planned = [(Location.parse(unit.file).short_name, unit.file_size) for unit in _firsts(run)]
-    here = [(Location.parse(file.path).short_name, file.size) for file, _ in found]
+def inputs_of(plan: Plan, run: RunDirectory) -> list[WorkUnit]:
+    """Return the units of the input that is here, as large as the run's.
+
+    Raises ValueError unless its files that have rows have the names and sizes of the run's.
+    """
+    most = max((unit.num_rows for unit in run.units()), default=1)
+    inputs = list(plan_units(plan.files, plan.input_options, most))
+    planned, here = (
+        [(Location.parse(unit.file).short_name, unit.file_size) for unit in _firsts(units)]
+        for units in (run.units(), inputs)
+    )
     if planned != here:
         was, now = (", ".join(f"{name} ({size:,} bytes)" for name, size in each) for each in (planned, here))
         raise ValueError(f"the run's input is {was}, and here is {now}; name the run's own with --input")
-    return found
+    return inputs
 
 
 def recorded_rows(
-    plan: Plan, run: RunDirectory, inputs: Inputs, wanted: Iterable[tuple[WorkUnit, Sequence[int]]]
+    plan: Plan, run: RunDirectory, inputs: Sequence[WorkUnit], wanted: Iterable[tuple[WorkUnit, Sequence[int]]]
 ) -> Iterator[RecordedRow]:
     """Yield the rows with these numbers in these units, as they are recorded and as the input has them now."""
-    here = {unit.file: file for unit, (file, _) in zip(_firsts(run), inputs, strict=True)}
+    here = {unit.file: own for unit, own in zip(_firsts(run.units()), _firsts(inputs), strict=True)}
     for unit, numbers in wanted:
         rows, file = read_unit_rows(run, unit), here[unit.file]
-        moved = replace(unit, file=file.path, file_size=file.size, file_version=file.version)
+        moved = replace(unit, file=file.file, file_size=file.file_size, file_version=file.file_version)
         read = list(read_unit(moved, plan.input_options, plan.carried, run.id_type))
         for number in numbers:
             yield RecordedRow.of(unit, rows, read[number])
 
 
-def _firsts(run: RunDirectory) -> list[WorkUnit]:
+def _firsts(units: Iterable[WorkUnit]) -> list[WorkUnit]:
     """Return the first unit of each file."""
     firsts: dict[str, WorkUnit] = {}
-    for unit in run.units():
+    for unit in units:
         firsts.setdefault(unit.file, unit)
     return list(firsts.values())
 
@@ -170,16 +182,21 @@ def _changes(plan: Plan, run: RunDirectory) -> list[str]:
     return [line.strip() for name, line in run.changes(plan.identity).items() if name != _PATHS]
 
 
-def _of_manifest(inputs: Inputs, run: RunDirectory) -> Iterator[str]:
-    """Yield what the manifest leaves out of the input, or has at another place than it says."""
-    ordinal, ends = 0, Counter[str]()
-    for unit in run.units():
-        if (unit.first_ordinal, unit.row_start) != (ordinal, ends[unit.file]):
-            yield f"manifest: unit {unit.unit_id} does not go on where the one before it ends"
-        ordinal, ends[unit.file] = ordinal + unit.num_rows, unit.row_start + unit.num_rows
-    for (path, planned), (_, here) in zip(ends.items(), inputs, strict=True):
-        if planned != here:
-            yield f"manifest: it has {planned:,} rows of {path}, and the file has {here:,}"
+def _of_manifest(inputs: Sequence[WorkUnit], run: RunDirectory) -> Iterator[str]:
+    """Yield what the manifest leaves out of the input, or has at another place than it is."""
+    planned, here = Counter[str](), Counter[str]()
+    for unit, own in zip_longest(run.units(), inputs):
+        if unit is not None and (own is None or _place(unit) != _place(own)):
+            yield f"manifest: unit {unit.unit_id} has other rows of the input than it should have"
+        planned.update({} if unit is None else {unit.file: unit.num_rows})
+        here.update({} if own is None else {own.file: own.num_rows})
+    for (path, was), now in zip(planned.items(), here.values(), strict=True):
+        if was != now:
+            yield f"manifest: it has {was:,} rows of {path}, and the file has {now:,}"
+
+
+def _place(unit: WorkUnit) -> tuple[int | None, ...]:
+    return unit.unit_id, unit.first_ordinal, unit.row_start, unit.num_rows, unit.byte_start, unit.byte_end
 
 
 def _of_engines(again: Again, check: CheckReport) -> str | None:

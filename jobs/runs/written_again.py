@@ -89,6 +89,10 @@ class Difference:
         return f"row {self.row}, {self.place}: {self.recorded} is recorded, the target writes {self.written}{margin}"
 
 
+class ProcessFailure(Exception):
+    """A row could not be written again here: memory ran out over it, or the target was lost."""
+
+
 Compared = tuple[str, bool, Difference | None]  # a row's name, and whether it can be checked
 
 
@@ -114,6 +118,8 @@ class Again:
         async def compare(row: RecordedRow) -> Compared:
             try:
                 return row.name, row.is_checkable, await self._compare(row)
+            except ProcessFailure:
+                return row.name, False, None
             finally:
                 free.release()
 
@@ -132,6 +138,8 @@ class Again:
             self.num_tokens += sum(len(sequence.output_token_ids) for sequence in encoded.sequences)
         written = rows.decode(encoded, row.row_id)
         failed = written[0].get("error_stage")
+        if failed and is_of_process(written[0]["error_message"]):
+            raise ProcessFailure(written[0]["error_message"])
         was = _outcome(None if row.error is None else row.error["stage"], row.generations.num_rows)
         now = _outcome(failed, len(written))
         if was != now:
@@ -163,6 +171,8 @@ class Again:
         """Return a token for a reader, with its id; of no token, that the text has ended."""
         if not token_ids:
             return "the end"
+        if not 0 <= token_ids[0] < self.engine.loop.engine.vocab_size:
+            return f"no token of the model ({token_ids[0]})"
         return f"{self.engine.codec.of_all_tokens.decode(token_ids)!r} ({token_ids[0]})"
 
     def _with_margin(self, found: Difference, sequence: Sequence, place: int, recorded: int) -> Difference:

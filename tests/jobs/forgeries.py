@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,5 +85,15 @@ def leave_out_of_manifest(output: Path) -> None:
     *units, last = run.units()
     for folder in ("data", "errors"):
         (output / folder / f"part-{last.unit_id:09d}.parquet").unlink(missing_ok=True)
+    summary = write_manifest(run.location.child("manifest"), units, "f" * 16, run.temporary)
+    edit_run(output, lambda said: said.update(manifest=vars(summary)))
+
+
+def swap_in_manifest(output: Path) -> None:
+    """Let the first two units, of as many rows, have each other's bytes of the input."""
+    run = RunDirectory.open(str(output))
+    first, second, *others = run.units()
+    places = [{"byte_start": unit.byte_start, "byte_end": unit.byte_end} for unit in (first, second)]
+    units = [replace(first, **places[1]), replace(second, **places[0]), *others]
     summary = write_manifest(run.location.child("manifest"), units, "f" * 16, run.temporary)
     edit_run(output, lambda said: said.update(manifest=vars(summary)))

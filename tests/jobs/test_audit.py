@@ -1,5 +1,6 @@
 """`dray audit`: a run is found to be what its target writes, or not, whatever was forged and made to fit."""
 
+import gzip
 import json
 import re
 import shutil
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from decoding import Engine
+from actors.engine.loop import EngineLoop
+from decoding import Engine, Sequence
 from decoding.grammar.structured import Structured
 from jobs import audit, diff, generate, publish, show
 from jobs.runs.certainty import most_differing
@@ -21,7 +23,17 @@ from pipeline.run.directory import RunDirectory
 from pipeline.run.fingerprint import model_fingerprint, text_fingerprint, tokenizer_fingerprint
 from pipeline.text.codec import TextCodec
 from tests.adapted import keep_merged_models_in, save_adapter
-from tests.jobs.forgeries import Rows, edit_part, edit_rows, edit_run, fail, leave_out_of_manifest, rewrite, say
+from tests.jobs.forgeries import (
+    Rows,
+    edit_part,
+    edit_rows,
+    edit_run,
+    fail,
+    leave_out_of_manifest,
+    rewrite,
+    say,
+    swap_in_manifest,
+)
 from tests.jobs.runs import arguments, prompts, write_jsonl
 from tests.text_pair import CHAT_TEMPLATE
 
@@ -192,6 +204,10 @@ def _left_out_of_the_manifest(run: Path, others: dict[str, str]) -> None:
     leave_out_of_manifest(run)
 
 
+def _swapped_in_the_manifest(run: Path, others: dict[str, str]) -> None:
+    swap_in_manifest(run)
+
+
 FORGERIES = {
     "the seed": (_seed, "token"),
     "the sampling": (_sampling, "token"),
@@ -201,6 +217,7 @@ FORGERIES = {
     "the tokenizer": (_tokenizer, "token"),
     "the order of rows": (_order, "not in the order"),
     "a row that is left out": (_left_out, "neither in data nor in errors"),
+    "which rows of the input a unit has": (_swapped_in_the_manifest, "manifest: unit 0 has other rows of the input"),
     "a row that the manifest leaves out": (_left_out_of_the_manifest, "manifest: it has 16 rows"),
 }
 
@@ -300,6 +317,82 @@ def test_a_publication_is_audited_by_whoever_has_the_weights(honest, text_pair, 
     assert "no input file" in printed
 
 
+def test_a_publication_is_audited_by_the_data_that_its_card_names_and_as_all_engines_wrote_it(
+    forged, text_pair, tmp_path, capsys
+):
+    part = sorted(forged.glob("data/*.parquet"))[0]
+    edit_part(part, lambda rows: rows, kernels="of another kind")
+    error = pq.read_table(forged / "errors" / "part-000000001.parquet").slice(0, 1).to_pylist()[0]
+    stale = {**error, "row_id": 0, "id": "row-0", "row_number": 0}  # as of a retry that died behind its commit
+    pq.write_table(
+        pa.Table.from_pylist([stale], RunDirectory.open(str(forged)).errors_schema),
+        forged / "errors" / "part-000000000.parquet",
+    )
+    place, target = tmp_path / "published", f"--model={text_pair[0]}"
+    assert publish.main([str(forged), str(place), "--with-input"]) == 0
+    data = next(place.glob("data/*"))
+    shutil.copytree(data, data.with_name("0123456789abcdef"))  # of a publication that was interrupted
+    code, printed = audited(place, capsys, target)
+    assert code == 0, printed
+    assert "note: written on cpu" in printed
+    assert " and of another kind, audited on" in printed or "cpu of another kind and" in printed
+    card = place / "README.md"
+    card.write_text(card.read_text().replace(data.name, "unfinished").replace("data/unfinished/`", ""))
+    code, printed = audited(place, capsys, target)
+    assert code == 2
+    assert "its README.md names no data" in printed
+    (place / "dray" / "run.json").write_text("{}")
+    assert audited(place, capsys, target)[0] == 2
+
+
+def test_keys_in_compressed_input_are_not_published(tmp_path, text_pair, capsys):
+    secret = "sk-" + 40 * "a"
+    source = tmp_path / "in.jsonl.gz"
+    source.write_bytes(gzip.compress(json.dumps({"prompt": "hello", "note": secret}).encode()))
+    flags = ["--run.local", f"--models.target={text_pair[0]}", "--engine.drafter=none", "--sampling.max_tokens=4"]
+    assert generate.main([f"--input.path={source}", f"--output.path={tmp_path / 'out'}", *flags]) == 0
+    assert publish.main([str(tmp_path / "out"), str(tmp_path / "place")]) == 0
+    command = [str(tmp_path / "out"), str(tmp_path / "other"), "--with-input"]
+    assert publish.main(command) == 1
+    assert "note (an API key, dray/input/0000/in.jsonl.gz)" in capsys.readouterr().err
+    assert publish.main([*command, "--allow-secrets-in=note"]) == 0
+
+
+def test_parameters_that_were_given_beside_those_of_the_model_are_as_the_run_had_them(tmp_path, text_pair, capsys):
+    target = Path(shutil.copytree(text_pair[0], tmp_path / "target"))
+    said = json.loads((target / "generation_config.json").read_text())
+    said |= {"do_sample": True, "temperature": 0.5, "top_p": 0.9}
+    (target / "generation_config.json").write_text(json.dumps(said))
+    given = ("--sampling.from_model", "--sampling.temperature=1.0")  # which is what it is if it is not given, too
+    run = write(tmp_path, (str(target), text_pair[1]), *given, "--engine.drafter=none", rows=prompts(2))
+    code, printed = audited(run, capsys)
+    assert code == 0, printed
+    say(run, sampling__top_p=0.7)
+    assert audited(run, capsys)[0] == 1
+
+
+def test_a_row_over_which_memory_runs_out_here_is_not_said_to_differ(forged, capsys, monkeypatch):
+    async def write(self: EngineLoop, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            sequence.fail("memory ran out although nothing else ran; use more memory")
+
+    monkeypatch.setattr(EngineLoop, "finish", write)
+    code, printed = audited(forged, capsys)
+    assert code == 0, printed
+    assert "16 rows, over which a process failed, there or here, were not compared" in printed
+    assert "at most 94.12% of the rows differ or cannot be compared" in printed
+    assert show.main([str(forged), "--row=row-2", "--regenerate"]) == 2
+    assert "row row-2 was not compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("token", [-5, 10**6])
+def test_a_token_that_the_model_does_not_have_is_found_as_any_other(forged, capsys, token):
+    edit_rows(forged, lambda rows: rows[2]["token_ids"].__setitem__(3, token))
+    code, printed = audited(forged, capsys)
+    assert code == 1
+    assert f"row row-2, sample 0, token 3: no token of the model ({token}) is recorded" in printed
+
+
 def test_where_another_kind_of_processor_wrote_near_ties_are_named_apart(forged, text_pair, capsys, monkeypatch):
     """Here every token is taken for one, since the margin is that large."""
 
@@ -339,7 +432,7 @@ def test_a_row_over_which_a_process_died_is_named_and_not_compared(forged, capsy
     pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
     code, printed = audited(forged, capsys)
     assert code == 0, printed
-    assert "1 rows, recorded as failures of the process that wrote, were not compared" in printed
+    assert "1 rows, over which a process failed, there or here, were not compared" in printed
     assert "16 of 17 rows" in printed
 
 
