@@ -25,11 +25,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.recordings import CudaRecorder
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.verdicts import Verdicts
+
 FAULT = "CUDA error: an illegal memory access was encountered"
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 NO_WORKSPACE = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
 _WAITS = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "lift_fresh", "unique"}
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul"}
+_PRODUCTS = {"mm", "addmm", "bmm", "linear", "matmul", "mkldnn::_linear_pointwise"}  # of the library
 Call = Callable[[], Any]
 
 
@@ -51,9 +56,7 @@ class StandInGpu(TorchDispatchMode):
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> "StandInGpu":
-        """Take the place of CUDA in `torch.cuda` and where verdicts are sent."""
-        from decoding.sampling.verdicts import SentVerdicts
-
+        """Take the place of CUDA in `torch.cuda` and where verdicts begin."""
         for name, value in {
             "CUDAGraph": lambda: _Graph(self),
             "Event": lambda: _Event(self),
@@ -67,9 +70,9 @@ class StandInGpu(TorchDispatchMode):
             "synchronize": lambda *_: self.wait(),
         }.items():
             patch.setattr(torch.cuda, name, value)
-        empty, send = torch.empty, SentVerdicts.__init__
+        empty, columns = torch.empty, Verdicts.columns
         patch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
-        patch.setattr(SentVerdicts, "__init__", lambda sent, columns, *rest: send(sent, self.on_device(columns), *rest))
+        patch.setattr(Verdicts, "columns", lambda *args: self.on_device(columns(*args)))
         return self
 
     def fault(self) -> None:
@@ -188,6 +191,19 @@ class StandInGpu(TorchDispatchMode):
             if self.largest is not None and isinstance(each, torch.Tensor) and each.nbytes > self.largest:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {each.nbytes} bytes.")
         return out
+
+
+def record_forwards(patch: pytest.MonkeyPatch) -> None:
+    """Let fused models be recorded by `CudaRecorder` on the CPU as well."""
+    speed_up = LanguageModel.speed_up
+
+    def recorded(self: LanguageModel) -> None:
+        was_sped_up = self.is_sped_up
+        speed_up(self)
+        if self.fused is not None and not was_sped_up:
+            self.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
+
+    patch.setattr(LanguageModel, "speed_up", recorded)
 
 
 class _Stream:
