@@ -18,6 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
+from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.verdicts import Verdicts
 
@@ -46,7 +48,8 @@ class StandInGpu(TorchDispatchMode):
         self.largest: int | None = None  # bytes
         self.has_workspace = True  # whether there is memory for the library's
         self.has_failed = False
-        self.num_captured = self.num_refused = 0
+        self.refuses = False  # to record anything
+        self.num_captured = self.num_refused = self.num_replays = 0
         self.default_stream: object = _Stream()
         self.stream = self.default_stream
         self._tape: _Tape | None = None
@@ -73,6 +76,16 @@ class StandInGpu(TorchDispatchMode):
         empty, columns = torch.empty, Verdicts.columns
         patch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
         patch.setattr(Verdicts, "columns", lambda *args: self.on_device(columns(*args)))
+        if is_interpreted():
+            from triton.runtime.interpreter import GridExecutor
+
+            run = GridExecutor.__call__
+
+            def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+                given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+                self.launch(kernel.fn.__name__, partial(run, kernel, *args, **kwargs), given)
+
+            patch.setattr(GridExecutor, "__call__", launch)
         return self
 
     def fault(self) -> None:
@@ -110,17 +123,18 @@ class StandInGpu(TorchDispatchMode):
 
     def reuse_memory(self) -> None:
         """Write noise where recordings have ended and nothing holds what they made."""
-        for tape in self._ended:
-            tape.free_made()
-        self._ended = [tape for tape in self._ended if tape.holds_made()]
+        if self._ended:
+            for tape in self._ended:
+                tape.free_made()
+            self._ended = [tape for tape in self._ended if tape.holds_made()]
 
     @contextmanager
     def capture(self, graph: "_Graph", *, pool: "_Pool", stream: "_Stream", **_: object) -> Iterator[None]:
         """Record what is done on the tape of `graph`."""
         self.check()
-        if self._tape is not None or pool.has_ended:
+        if self._tape is not None or self.refuses or pool.has_ended:
             self.num_refused += 1
-            raise RuntimeError(NOT_PERMITTED if self._tape is not None else "use_count > 0 INTERNAL ASSERT FAILED")
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED" if pool.has_ended else NOT_PERMITTED)
         before, self.stream = self.stream, stream
         self._tape = tape = _Tape(stream, self._num_aliases)
         try:
@@ -157,13 +171,13 @@ class StandInGpu(TorchDispatchMode):
         with _disable_current_modes():
             if self._tape is None:
                 self._has_run.add(name)
-                return call()
+                call()
+                return
             if name not in self._has_run:
                 self._tape.failure = NOT_PERMITTED
             self._tape.keep(tensors)
             call()
             self._tape.add(call, tensors)
-        return None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.check()
@@ -187,8 +201,8 @@ class StandInGpu(TorchDispatchMode):
         return out
 
     def _allocated(self, out: Any, args: Any) -> Any:
-        for each in tree_leaves(out):
-            if self.largest is not None and isinstance(each, torch.Tensor) and each.nbytes > self.largest:
+        for each in () if self.largest is None else tree_leaves(out):
+            if isinstance(each, torch.Tensor) and each.nbytes > self.largest:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {each.nbytes} bytes.")
         return out
 
@@ -233,6 +247,7 @@ class _Graph:
             gpu.fault()  # it writes to the workspace of its stream, which another graph has taken along
             gpu.check()
         gpu.reuse_memory()
+        gpu.num_replays += 1
         with _disable_current_modes(), torch.inference_mode():
             tape.replay()
 
