@@ -19,9 +19,8 @@ from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head
 
-
-# Of a recorded kernel, in the device's memory. It was not measured: a graph of some hundred kernels is said to take 3 to
-# 8 MB.
+# Of a recorded kernel, in the device's memory. It was not measured: graphs of some hundred kernels are said to
+# take 3 to 8 MB.
 _BYTES_A_KERNEL = 16 << 10
 _KERNELS_A_LAYER = 13
 _SHORTEST_REACH = 1024  # positions: rounds are recorded for this many, and for each power of two above
@@ -63,7 +62,7 @@ def _recorded(settings: GeneratorSettings, model: str, length: int) -> int:
     num_logits = 2 * engine.num_slots * (num_lengths if model == settings.models.target else 1) * text.vocab_size
     num_reaches = 1 + max(0, (length - 1).bit_length() - (_SHORTEST_REACH - 1).bit_length())
     num_kernels = num_lengths * num_reaches * text.num_hidden_layers * _KERNELS_A_LAYER
-    return num_logits * int(getattr(torch, settings.models.dtype).itemsize) + num_kernels * _BYTES_A_KERNEL
+    return int(num_logits * getattr(torch, settings.models.dtype).itemsize + num_kernels * _BYTES_A_KERNEL)
 
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:

@@ -68,7 +68,8 @@ class Parts:
     @property
     def fallback(self) -> str:
         """Which models run otherwise than they were to, and slower, and why; an empty text if none does."""
-        said = {"target": self.target.fallback, "draft": getattr(self.draft, "fallback", "")}
+        models = {"target": self.target, "draft": self.draft}
+        said = {what: getattr(model, "fallback", "") for what, model in models.items()}  # a head has none
         return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
 
     def beside(self) -> "Parts":

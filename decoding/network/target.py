@@ -78,12 +78,15 @@ class Target(Protocol):
     max_positions: int | None  # the longest context; None: no limit
     eos_token_ids: frozenset[int]
     close_call: float  # the margin in logits within which rounding could decide between two tokens
-    fallback: str  # why it runs otherwise than it was to, and slower (`SlotNetwork.fallback`); empty if it does not
     tap: FeatureTap | None  # set by `hand_out`; None: no drafter reads features, or not of what is read at this moment
 
     @property
     def runs_on(self) -> str:
         """The name of the processor: "cpu", or that of the GPU."""
+
+    @property
+    def fallback(self) -> str:
+        """Why it runs otherwise than it was to, and slower, as `SlotNetwork.fallback`; empty if it does not."""
 
     @property
     def cache(self) -> SlotCache | None:
