@@ -6,7 +6,7 @@ It takes the place of what `torch.cuda` has for graphs, streams and events, so t
   it made is noise. A replay does the operations again, over the same memory. Python does not run again.
 - Memory is reused at once: what a recording made and nothing holds is noise after each replay, and so is what it made
   once it has ended. An input that has been freed is noise, too.
-- A copy to the host that nobody waits for arrives when the host waits for the device, in stream order.
+- A copy to the host arrives late, when the host waits for the device, in stream order.
 - A capture is refused where CUDA refuses it: a value is read, a value comes from the host, an operation runs that has
   never run, another capture is under way, a graph ends. So is one into a pool whose graphs have all ended (torch 2.11).
 - With a graph the library's workspace of its stream goes: other graphs of that stream then fail (torch 2.12 and 2.13).
@@ -16,7 +16,7 @@ It takes the place of what `torch.cuda` has for graphs, streams and events, so t
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -24,20 +24,20 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.verdicts import Verdicts
+from tests.decoding.tape import Call, Tape, noise
 
 FAULT = "CUDA error: an illegal memory access was encountered"
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 NO_WORKSPACE = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
 _WAITS = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "lift_fresh", "unique"}
 _PRODUCTS = {"mm", "addmm", "bmm", "linear", "matmul", "mkldnn::_linear_pointwise"}  # of the library
-Call = Callable[[], Any]
 
 
 class StandInGpu(TorchDispatchMode):
@@ -52,10 +52,10 @@ class StandInGpu(TorchDispatchMode):
         self.num_captured = self.num_refused = self.num_replays = 0
         self.default_stream: object = _Stream()
         self.stream = self.default_stream
-        self._tape: _Tape | None = None
+        self._tape: Tape | None = None
         self._has_run: set[Any] = set()
         self._num_aliases: Counter[int] = Counter()  # of tapes, by memory
-        self._ended: list[_Tape] = []
+        self._ended: list[Tape] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> "StandInGpu":
@@ -114,7 +114,7 @@ class StandInGpu(TorchDispatchMode):
     def send(self, on_host: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Begin a copy to the host. Until it arrives, there is noise."""
         self._copies.append((on_host, values.clone()))
-        return _noise(on_host)
+        return noise(on_host)
 
     @property
     def num_sent(self) -> int:
@@ -136,7 +136,7 @@ class StandInGpu(TorchDispatchMode):
             self.num_refused += 1
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED" if pool.has_ended else NOT_PERMITTED)
         before, self.stream = self.stream, stream
-        self._tape = tape = _Tape(stream, self._num_aliases)
+        self._tape = tape = Tape(stream, self._num_aliases)
         try:
             if gc.isenabled():
                 gc.collect()
@@ -156,7 +156,7 @@ class StandInGpu(TorchDispatchMode):
         self.num_captured += 1
         self.stream = before
 
-    def end(self, graph_tape: "_Tape", pool: "_Pool") -> None:
+    def end(self, graph_tape: "Tape", pool: "_Pool") -> None:
         """End a graph: its memory is free, its stream's workspace goes, and a pool without graphs is no pool more."""
         if self._tape is not None:
             self._tape.failure = NOT_PERMITTED  # to free memory is none of what a capture permits
@@ -235,7 +235,7 @@ class _Graph:
     def __init__(self, gpu: StandInGpu) -> None:
         self._gpu, self._tape = gpu, None
 
-    def begin(self, tape: "_Tape", pool: _Pool) -> None:
+    def begin(self, tape: "Tape", pool: _Pool) -> None:
         self._tape, self._num_ended = tape, tape.stream.num_ended
         pool.num_living += 1
         weakref.finalize(self, self._gpu.end, tape, pool)
@@ -265,105 +265,6 @@ class _Event:
         self._gpu.wait(self._num_copies)
 
 
-class _Tape:
-    """The operations of a recording. It holds aliases alone, so that what others hold can be counted."""
-
-    def __init__(self, stream: _Stream, num_aliases: Counter[int]) -> None:
-        self.stream, self.failure, self.multiplies = stream, None, False
-        self._of_all_tapes = num_aliases
-        self._calls: list[Call] = []
-        self._aliases: list[torch.Tensor] = []
-        self._storages: dict[int, torch.Tensor] = {}  # one alias of each
-        self._num_aliases: Counter[int] = Counter()
-        self._made: set[int] = set()
-        self._before: dict[int, torch.Tensor] = {}  # copies of what the capture has changed, which is not its own
-        self._freed: list[int] = []
-
-    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        number = _number(tensor)
-        if number is None:
-            return tensor
-        alias = tensor.detach()
-        self._aliases.append(alias)
-        if number not in self._storages:
-            self._storages[number] = _whole(tensor)
-            self._num_aliases[number] += 1
-            self._of_all_tapes[number] += 1
-        self._num_aliases[number] += 1
-        self._of_all_tapes[number] += 1
-        return alias
-
-    def __del__(self) -> None:
-        self._of_all_tapes.subtract(self._num_aliases)
-
-    def keep(self, tensors: list[torch.Tensor]) -> None:
-        """Keep a copy of what is about to change and is not the capture's own."""
-        with _disable_current_modes():
-            for tensor in tensors:
-                number = _number(tensor)
-                if number is not None and number not in self._made and number not in self._before:
-                    self._before[number] = _whole(tensor).clone()
-                    self.alias(tensor)
-
-    def add(self, call: Call, tensors: list[torch.Tensor]) -> None:
-        self._calls.append(call)
-        for tensor in tensors:
-            self.alias(tensor)
-
-    def add_operation(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        with _disable_current_modes():
-            given = {_number(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-            outs = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
-            if not func._schema.is_mutable:
-                outs = [each for each in outs if _number(each) not in given]
-                if not outs:  # a view, or nothing
-                    return
-                self._made |= {number for each in outs if (number := _number(each)) is not None}
-            args, kwargs = tree_map_only(torch.Tensor, self.alias, (args, kwargs))
-            mine = [self.alias(each) for each in outs]
-
-        def call() -> None:
-            found = [each for each in tree_leaves(func(*args, **kwargs)) if isinstance(each, torch.Tensor)]
-            if not func._schema.is_mutable:
-                for place, value in zip(mine, found, strict=True):
-                    place.copy_(value)
-
-        self._calls.append(call)
-
-    def undo(self) -> None:
-        """Change back what the capture changed: nothing has been done yet."""
-        with _disable_current_modes(), torch.inference_mode():
-            for number, before in self._before.items():
-                self._storages[number].copy_(before)
-            self._before.clear()
-
-    def end_of_capture(self) -> None:
-        self._freed = [number for number in self._made if number in self._storages and not self._is_held(number)]
-        for number in self._made & self._storages.keys():
-            _noise(self._storages[number])
-
-    def replay(self) -> None:
-        for number in self._storages.keys() - self._made:
-            if not self._is_held(number):
-                _noise(self._storages[number])  # an input that was freed
-        for call in self._calls:
-            call()
-        for number in self._freed:
-            _noise(self._storages[number])
-
-    def free_made(self) -> None:
-        for number in self._made & self._storages.keys():
-            if not self._is_held(number):
-                _noise(self._storages[number])
-
-    def holds_made(self) -> bool:
-        return any(self._is_held(number) for number in self._made & self._storages.keys())
-
-    def _is_held(self, number: int) -> bool:
-        """Tell whether anybody but the tape has the memory."""
-        return torch._C._storage_Use_Count(number) - 1 > self._of_all_tapes[number]  # to ask counts, too
-
-
 class _OnDevice(torch.Tensor):
     """A tensor that says it is on the device."""
 
@@ -387,23 +288,3 @@ class _OnDevice(torch.Tensor):
 def _picks_by_mask(args: Any) -> bool:
     """Tell whether an index is a mask, of which the device must count what is true."""
     return any(isinstance(each, torch.Tensor) and each.dtype is torch.bool for each in args[1])
-
-
-def _number(tensor: torch.Tensor) -> int | None:
-    """Return what tells memory from other memory; None for tensors that have none of their own."""
-    try:
-        storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
-    return storage._cdata if storage.nbytes() else None
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a tensor's memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
-def _noise(tensor: torch.Tensor) -> torch.Tensor:
-    """Write what is no number over a tensor: NaN, and as an integer -1."""
-    tensor.untyped_storage().fill_(255)
-    return tensor
