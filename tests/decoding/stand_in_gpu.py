@@ -181,12 +181,13 @@ class StandInGpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.check()
-        kwargs, name = kwargs or {}, func._schema.name.removeprefix("aten::")
+        kwargs = kwargs or {}
         if self._tape is None:
-            self._has_run.add(name)
+            self._has_run.add(func._overloadpacket)
             self.reuse_memory()
             return self._allocated(func(*args, **kwargs), args)
-        if name in _WAITS or name not in self._has_run or (name == "index" and _picks_by_mask(args)):
+        name = func._schema.name.removeprefix("aten::")
+        if name in _WAITS or func._overloadpacket not in self._has_run or (name == "index" and _picks_by_mask(args)):
             self._tape.failure = NOT_PERMITTED
             raise torch.AcceleratorError(f"{NOT_PERMITTED} ({name})")
         if name in _PRODUCTS:
