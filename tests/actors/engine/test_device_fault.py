@@ -14,6 +14,7 @@ from actors.drafts.actor import DraftActor
 from actors.engine import watchdog
 from actors.engine.loop import EngineLoop
 from actors.errors import DeviceFault
+from actors.stages.actor import RankFailedError, StageActor
 from actors.stages.group import is_loss
 from actors.workers.replica import _not_done
 from decoding import Engine, EngineOptions, SamplingParams
@@ -78,3 +79,15 @@ def test_a_stage_whose_device_failed_is_lost_and_one_without_memory_is_not() -> 
     assert is_loss(raised(torch.AcceleratorError(FAULT)))
     assert not is_loss(raised(torch.OutOfMemoryError("CUDA out of memory")))
     assert not is_loss(raised(ValueError(FAULT)))
+
+
+def test_a_stage_whose_device_failed_no_longer_answers_and_one_without_memory_does() -> None:
+    """`StageGroup` replaces the stages that do not tell their process's id."""
+    stage = StageActor("model", 0, 2, "cpu", "float32")
+    with pytest.raises(torch.OutOfMemoryError), stage._together():
+        no_memory()
+    assert stage.pid()
+    with pytest.raises(torch.AcceleratorError), stage._together():
+        fault()
+    with pytest.raises(RankFailedError, match="must be replaced"):
+        stage.pid()
