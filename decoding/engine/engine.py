@@ -57,6 +57,7 @@ class Engine(TokenEngine):
         super().__init__(Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids), options)
         self._grammars = grammars
         self._parts: Parts | None = None
+        self.fallback = ""  # as `Parts.fallback`
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
@@ -109,7 +110,7 @@ class Engine(TokenEngine):
         """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
         pairs, costs = measured(parts, options, costs)
         engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
-        engine._parts = parts
+        engine._parts, engine.fallback = parts, parts.fallback
         give_back_freed_memory()
         return engine
 

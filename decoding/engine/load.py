@@ -65,6 +65,13 @@ class Parts:
         """Return the target with a cache of this lane's own."""
         return self.target if lane == 0 else self.target.share()
 
+    @property
+    def fallback(self) -> str:
+        """Which models run otherwise than they were to, and slower, and why; an empty text if none does."""
+        models = {"target": self.target, "draft": self.draft}
+        said = {what: getattr(model, "fallback", "") for what, model in models.items()}  # a head has none
+        return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
+
     def beside(self) -> "Parts":
         """Return the parts of another engine, over the same weights with caches of its own."""
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
@@ -110,6 +117,7 @@ def load_parts(
     if target_model is None:
         target_model = LanguageModel.load(target, device, dtype, options.exact)
         check_model(target_model, target)
+    _refuse_unfused(target_model, target, options)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     elif options.exact == "on":
@@ -152,11 +160,19 @@ def _load_draft_model(
 ) -> LanguageModel:
     draft = LanguageModel.load(path, device, dtype)
     check_model(draft, path)
+    _refuse_unfused(draft, path, options)
     window = _settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
     if window and draft.fused is not None:
         draft.fused.window = Window(window, _NUM_FIRST)
         _log.info("the draft sees the last %d positions of a row, and the first %d", window, _NUM_FIRST)
     return draft
+
+
+def _refuse_unfused(model: Target, path: str, options: EngineOptions) -> None:
+    """Raise ValueError if fused layers are required, and the model's do not run so, or are not recorded on a GPU."""
+    if options.fused == "required" and (model.fallback or not model.facts()["fused"]):
+        why = model.fallback or "no family that runs fused on this device is its own (docs/models.md)"
+        raise ValueError(f"engine.fused is 'required', but {path!r} would be slow: {why}; use 'auto' to run it so")
 
 
 def _settle_draft_window(wanted: int | None, draft: LanguageModel, num_slots: int, max_model_len: int) -> int:

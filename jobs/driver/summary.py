@@ -57,6 +57,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
+        "fallbacks": fallbacks(check),
         "engines": check.engines,
         **({} if choice is None else {"draft_choice": asdict(choice)}),
         "problems": check.problems,
@@ -79,6 +80,17 @@ def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
         verification in TEXT_IS_THE_TARGETS and identity.get("dtype") == "float32"
     )  # of runs begun before it was said
     return exactness_found(run.get("exact", "proved" if was_proved else "no"), verification, check.engines)
+
+
+def fallbacks(check: CheckReport) -> list[str]:
+    """Return what engines of a run ran otherwise than it was to run, and slower, each once."""
+    return sorted({str(engine["fallback"]) for engine in check.engines if engine.get("fallback")})
+
+
+def print_fallbacks(check: CheckReport) -> None:
+    """Print which models ran slower than they were to, if any did."""
+    for why in fallbacks(check):
+        tell(f"slower than it should be: {why} (engine.fused: required refuses that)", sys.stdout)
 
 
 def print_why_inexact(run_directory: RunDirectory) -> None:
@@ -120,6 +132,7 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
         )
     Console().print(table)
     print_why_inexact(run_directory)
+    print_fallbacks(check)
 
 
 def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int, seconds: float) -> None:
