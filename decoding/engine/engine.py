@@ -14,7 +14,7 @@ from itertools import islice
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
-from decoding.drafters import Drafter
+from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
@@ -31,8 +31,7 @@ from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
-# Prompt tokens between two rounds, on CPU and elsewhere: a chunk that uses the device well and keeps the running rows
-# waiting for about as long as a few rounds.
+# Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
 _MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
 _MAX_LOSSES_ALONE = 2  # over a scored row

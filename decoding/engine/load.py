@@ -6,9 +6,10 @@ from typing import Protocol
 
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
-from decoding.choices import OWN_HEAD
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, DrafterName
 from decoding.device import Device
-from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
+from decoding.drafters.base import Drafter
+from decoding.drafters.making import Draft, make_drafter
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions, settle_max_model_len
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
