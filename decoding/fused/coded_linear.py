@@ -3,10 +3,9 @@
 The kernel turns codes into float32 in registers (`decoding/cpu/kernels/codes.h`) and adds in the order of float32
 weights, so the results are those of `KernelLinear` over the dequantized weight, bit for bit.
 
-Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block, V lines of an embedding.
+Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block.
 """
 
-import ctypes
 import logging
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from decoding.codes.gguf_tensors import kept_codes
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
-from decoding.cpu.library import function
 from decoding.device import Device, pick_device
 from decoding.fused import kernels
 from decoding.fused.linear import KernelLinear
@@ -56,23 +54,6 @@ class CodedLinear(KernelLinear):
         self._linear = self.described()
 
     @property
-    def weight(self) -> torch.Tensor:
-        """The dequantized weight [O, I] in plain order, for inspection."""
-        return self.lines(torch.arange(self.out_features)) if self._form else super().weight
-
-    def lines(self, index_N: torch.Tensor) -> torch.Tensor:
-        """Return these lines of the dequantized weight, [N, I]."""
-        if not self._form:
-            return self.weight[index_N]
-        decode = function("dray_decode_lines", None, *2 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_void_p)
-        assert decode is not None, "there are codes only where there are kernels"
-        index_N = index_N.to(torch.int64).contiguous()
-        assert not len(index_N) or (index_N.min() >= 0 and index_N.max() < self.out_features), "no such line"
-        lines_NI = torch.empty(len(index_N), self.in_features)
-        decode(ctypes.addressof(self._linear), index_N.data_ptr(), len(index_N), lines_NI.data_ptr())
-        return lines_NI
-
-    @property
     def num_bytes_saved(self) -> int:
         """The bytes that the codes take less than float32 numbers."""
         return 4 * self.out_features * self.in_features - self._packed.numel() if self._form else 0
@@ -84,35 +65,6 @@ class CodedLinear(KernelLinear):
             self._linear = self.described()
             self._share()
         super().replace(weight_OI, bias_O)
-
-
-class CodedEmbedding(torch.nn.Module):
-    """An embedding that dequantizes the lines that are asked for."""
-
-    def __init__(self, layer: CodedLinear, scale: torch.Tensor | None = None) -> None:
-        """Read the weight of `layer`, which may be the head of the same network; lines are multiplied by `scale`."""
-        super().__init__()
-        self._scale = scale
-        self._layer = (layer,)  # in a tuple: not a child here
-        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-
-    @property
-    def layer(self) -> CodedLinear:
-        return self._layer[0]
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The dequantized weight [V, I], for inspection."""
-        return self.layer.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the line of each id, [..., I]."""
-        found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
-        return found if self._scale is None else found * self._scale.to(found.dtype)
-
-    def replace(self, weight_VI: torch.Tensor, _: object) -> None:
-        """Take other numbers of the same shapes."""
-        self.layer.replace(weight_VI, None)
 
 
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:

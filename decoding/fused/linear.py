@@ -1,10 +1,10 @@
-"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`).
+"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`), and an embedding of it.
 
 It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
 up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so
 the text does not depend on the batch in bfloat16, either. `benchmarks/linears.py` prints the times.
 
-Shapes: N lines, I inputs, O outputs.
+Shapes: N lines, I inputs, O outputs, V lines of an embedding.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ from typing import Self
 import torch
 
 from decoding.cpu.huge_pages import HugePages
+from decoding.cpu.library import function
 from decoding.fused import kernels
 
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
@@ -43,9 +44,25 @@ class KernelLinear(torch.nn.Module):
         self._linear = self.described()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """That of the numbers, also of those that codes stand for."""
+        return torch.float32 if self._form else self._packed.dtype
+
+    @property
     def weight(self) -> torch.Tensor:
         """The weight [O, I] in plain order, as a copy for inspection."""
-        return self._packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+        return self.lines(torch.arange(self.out_features))
+
+    def lines(self, index_N: torch.Tensor) -> torch.Tensor:
+        """Return these lines of the weight, [N, I]."""
+        arguments = *2 * [ctypes.c_void_p], *2 * [ctypes.c_int64], ctypes.c_void_p
+        read = function("dray_read_lines", ctypes.c_bool, *arguments)
+        assert read is not None, "there are such layers only where there are kernels"
+        index_N = index_N.to(torch.int64).contiguous()
+        lines_NI = torch.empty(len(index_N), self.in_features, dtype=self.dtype)
+        of_index = index_N.data_ptr(), len(index_N), lines_NI.element_size()
+        assert read(ctypes.addressof(self._linear), *of_index, lines_NI.data_ptr()), "no such line"
+        return lines_NI
 
     def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         """Take other numbers of the same shapes, in the memory of those in use."""
@@ -104,9 +121,9 @@ class KernelLinear(torch.nn.Module):
         return weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
 
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        dtype = torch.float32 if self._form else self._packed.dtype
-        if x.dtype != dtype or x.shape[-1] != self.in_features:
-            raise TypeError(f"a linear layer of {self.in_features} inputs in {dtype} got {tuple(x.shape)} in {x.dtype}")
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
+            what = f"a linear layer of {self.in_features} inputs in {self.dtype}"
+            raise TypeError(f"{what} got {tuple(x.shape)} in {x.dtype}")
         x = x.contiguous()
         shape = (*x.shape[:-1], self.out_features)
         out = torch.empty(shape, dtype=x.dtype)
@@ -122,6 +139,35 @@ class KernelLinear(torch.nn.Module):
             out.data_ptr(),
         )
         return out
+
+
+class PackedEmbedding(torch.nn.Module):
+    """An embedding that reads the lines that are asked for from a layer, which may be the head of the same network."""
+
+    def __init__(self, layer: KernelLinear, scale: torch.Tensor | None = None) -> None:
+        """Read the weight of `layer`; lines are multiplied by `scale`."""
+        super().__init__()
+        self._scale = scale
+        self._layer = (layer,)  # in a tuple: not a child here
+        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
+
+    @property
+    def layer(self) -> KernelLinear:
+        return self._layer[0]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight [V, I] in plain order, as a copy for inspection."""
+        return self.layer.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the line of each id, [..., I]."""
+        found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        return found if self._scale is None else found * self._scale.to(found.dtype)
+
+    def replace(self, weight_VI: torch.Tensor, _: object) -> None:
+        """Take other numbers of the same shapes."""
+        self.layer.replace(weight_VI, None)
 
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from decoding.fp8.linear import Fp8Linear
-from decoding.fused.coded_linear import CodedEmbedding
-from decoding.fused.linear import KernelLinear
+from decoding.fused.linear import KernelLinear, PackedEmbedding
 from decoding.fused.packed_linear import LinearSlice, PackedLinear
 
 _EXACT = (torch.float8_e4m3fn,)  # types of weights that another type cannot be rounded to: their scales belong to them
@@ -88,7 +87,7 @@ class LiveWeights:
         for name, module in _modules(self._network):
             if isinstance(module, LinearSlice):
                 slices.setdefault(id(module.fused), []).append((name, module))
-            elif isinstance(module, KernelLinear | PackedLinear | CodedEmbedding):
+            elif isinstance(module, KernelLinear | PackedLinear | PackedEmbedding):
                 if f"{name}weight" not in self._lent:
                     module.replace(weights[f"{name}weight"], weights.get(f"{name}bias"))
             else:
@@ -123,7 +122,7 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _places_of(module: Any) -> Iterator[tuple[str, _Place]]:
-    if isinstance(module, LinearSlice | KernelLinear | PackedLinear | CodedEmbedding):
+    if isinstance(module, LinearSlice | KernelLinear | PackedLinear | PackedEmbedding):
         for own in ("weight", "bias", "scales"):
             if own == "weight" or getattr(module, own, None) is not None:
                 fused: Any = getattr(module, "fused", None)

@@ -14,8 +14,8 @@ import torch
 
 from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
-from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
-from decoding.fused.linear import KernelLinear, kernel_function
+from decoding.fused.coded_linear import CodedLinear, coded_layer
+from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
 
 _GEMMAS = (f"Gemma{version}TextScaledWordEmbedding" for version in ("", "2", "3"))
 _EMBEDDINGS = {"Embedding", *_GEMMAS}  # whose lines, or these times a scale, are all they give
@@ -130,10 +130,11 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
         (parent, name, child)
         for parent in network.modules()
         for name, child in parent.named_children()
-        if type(child).__name__ in _EMBEDDINGS and hasattr(child, "codes")
+        if type(child).__name__ in _EMBEDDINGS
     ]
-    coded: dict[torch.Tensor, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
-    for parent in list(network.modules()):
+    of_both: dict[torch.Tensor, KernelLinear] = {}  # by the weight of an embedding that is the head's, too
+    # A list with the plain layers would keep their weights beside the packed ones.
+    for parent in [module for module in network.modules() if type(module) is not torch.nn.Linear]:
         for names in together:
             if all(hasattr(parent, name) for name in names):
                 fuse_linears(parent, names, memory, is_exact)
@@ -142,14 +143,14 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
                 continue
             packed = coded_layer([child], memory) or pack(child.weight, child.bias, memory, is_exact)
             if packed is not None:
-                if isinstance(packed, CodedLinear) and any(child.weight is each.weight for _, _, each in embeddings):
-                    coded[child.weight] = packed
+                if isinstance(packed, KernelLinear) and any(child.weight is each.weight for _, _, each in embeddings):
+                    of_both[child.weight] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
     for parent, name, embedding in embeddings:
-        layer = coded.get(embedding.weight) or coded_layer([embedding], memory)
+        layer = of_both.get(embedding.weight) or coded_layer([embedding], memory)
         if layer is not None:
-            setattr(parent, name, CodedEmbedding(layer, getattr(embedding, "embed_scale", None)))
+            setattr(parent, name, PackedEmbedding(layer, getattr(embedding, "embed_scale", None)))
 
 
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:

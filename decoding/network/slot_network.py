@@ -28,9 +28,10 @@ from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
-from decoding.fused.coded_linear import CodedEmbedding
+from decoding.fused.coded_linear import CodedLinear
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
+from decoding.fused.linear import PackedEmbedding
 from decoding.fused.packed_linear import coded_layers, pack_linears
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
@@ -123,8 +124,9 @@ class SlotNetwork(ABC):
         pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
         coded = coded_layers(self.network)
         self.num_coded_layers = len(coded)
-        own = [each.layer for each in self.network.modules() if isinstance(each, CodedEmbedding)]
-        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded + own))
+        read = [each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding)]
+        own = dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))])
+        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in own)
         if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
             for weight in weights_of(self.network):
                 weight.data = weight.data.clone()

@@ -251,20 +251,29 @@ void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T
   }
 }
 
-// out [num, I] = these lines of a weight in codes. Lines of one block that follow each other are decoded together.
-inline void decode_lines(const Linear& linear, const int64_t* lines, int64_t num, float* out) {
+// out [num, I] = these lines of a weight, of numbers of `size` bytes; false if one of them is not there. Lines of one block
+// of a weight in codes that follow each other are decoded together.
+inline bool read_lines(const Linear& linear, const int64_t* lines, int64_t num, int64_t size, void* out) {
+  for (int64_t n = 0; n < num; ++n)
+    if (lines[n] < 0 || lines[n] >= linear.outputs) return false;
+  const int64_t words = linear.inputs * size / 4;  // of a line: each depth has one of every column
+  float* const into = static_cast<float*>(out);    // a word may be two bfloat16: it is only moved
   const Codes weight{linear.weight, linear.form, linear.inputs};
 #pragma omp parallel if (num > 64)
   {
-    std::vector<float> columns(linear.inputs * kColumns);
+    std::vector<float> decoded(linear.form ? words * kColumns : 0);
     int64_t block = -1;
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < num; ++n) {
-      if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, columns.data());
-      for (int64_t i = 0; i < linear.inputs; ++i)
-        out[n * linear.inputs + i] = columns[i * kColumns + lines[n] % kColumns];
+      const float* columns = static_cast<const float*>(linear.weight) + lines[n] / kColumns * kColumns * words;
+      if (linear.form) {
+        if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, decoded.data());
+        columns = decoded.data();
+      }
+      for (int64_t i = 0; i < words; ++i) into[n * words + i] = columns[i * kColumns + lines[n] % kColumns];
     }
   }
+  return true;
 }
 
 }  // namespace
