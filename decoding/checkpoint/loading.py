@@ -4,6 +4,7 @@ Its footprint, the memory that it takes on its device, is known from its configu
 """
 
 import logging
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,19 @@ _log = logging.getLogger(__name__)
 
 
 def load_network(
-    path: str, device: Device, dtype: DType, network_class: Any = None, num_ranks: int = 1
+    path: str,
+    device: Device,
+    dtype: DType,
+    network_class: Any = None,
+    num_ranks: int = 1,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple["PreTrainedModel", frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
     CPU for a checkpoint without FP8 weights, otherwise the checkpoint's own. `network_class` is that of a part of the
     model, by default the whole. With `num_ranks` above 1 this process, which has joined the others
-    (`decoding/checkpoint/rank.py`), loads its share of the weights.
+    (`decoding/checkpoint/rank.py`), loads its share of the weights. Given `tensors` take the place of those in the files.
     """
     path = model_folder(path)
     config = load_config(path)
@@ -65,14 +71,14 @@ def load_network(
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
-    shared: dict[str, Any] = {}
+    shared: dict[str, Any] = {} if tensors is None else {"state_dict": tensors}
     if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
 
         shared["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     try:
         model, report = (network_class or AutoModelForCausalLM).from_pretrained(
-            path,
+            path if tensors is None else None,
             config=config,
             dtype=wanted,
             attn_implementation=named,
@@ -96,8 +102,10 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
-    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1:
+    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and tensors is None:
         attach_codes(model, path)
+    if tensors is not None:
+        model.name_or_path = model.config.name_or_path = path
     model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 

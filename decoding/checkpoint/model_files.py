@@ -1,10 +1,13 @@
 """The files of a model folder: what is not a model that can run is refused by name, before anything is loaded."""
 
+import hashlib
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
+from decoding.cpu.library import cache_folder
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of one field in configurations
+_SETTLED_NS = 2 * 10**9  # a file that was just written may be written again with the same time
 _LFS_POINTER = b"version https://git-lfs"
 _FP8 = "F8_E4M3"
 _EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
@@ -209,3 +214,20 @@ def kept_folder(kind: str, name: str, make: Callable[[Path], None]) -> str:
             if not place.is_dir():
                 raise
     return str(place)
+
+
+def file_digest(file: Path) -> str:
+    """Return the sha256 of a file; it is read once on a machine, as long as its place, its size and its times stay."""
+    stat = file.stat()
+    where = str(file.resolve()), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    noted = cache_folder() / "digests" / hashlib.sha256(repr(where).encode()).hexdigest()[:32]
+    with suppress(OSError):
+        if re.fullmatch("[0-9a-f]{64}", known := noted.read_text()):
+            return known
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS:
+        with suppress(OSError):
+            noted.parent.mkdir(parents=True, exist_ok=True)
+            noted.write_text(digest)
+    return digest

@@ -12,6 +12,7 @@ import torch
 
 _PAGE = 2 << 20  # of x86 and, with 4 KB pages beside it, of ARM
 _ALIGNMENT = 64  # a cache line
+_SAMPLED = 8  # huge pages of a file, of which a byte is read
 
 
 class HugePages:
@@ -33,6 +34,30 @@ class HugePages:
         return place.view(source.dtype).view(source.shape).copy_(source)
 
 
+def mapped_file(file: int, num_bytes: int) -> torch.Tensor:
+    """Return the first bytes of an open file, in the pages of all that map it; what is written there is not shared."""
+    return torch.from_numpy(np.frombuffer(_mapping(num_bytes, "MADV_HUGEPAGE", file), dtype=np.uint8))
+
+
+def has_huge_pages(mapped: torch.Tensor) -> bool:
+    """Tell whether a file's mapped bytes are in huge pages; true for a few bytes. Linux alone says so.
+
+    Some file systems have none (ext4 before Linux 6.16), and a file that was read in small parts has few.
+    """
+    assert mapped.dtype is torch.uint8, "a whole mapping"
+    num_pages = len(mapped) // _PAGE
+    mapped[: num_pages * _PAGE : max(num_pages // _SAMPLED, 1) * _PAGE].sum()  # reads a byte of some pages
+    found, is_here = {"Rss": 0, "FilePmdMapped": 0}, False
+    with suppress(OSError), open("/proc/self/smaps") as lines:
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if "-" in name:
+                is_here = int(name.split("-")[0], 16) == mapped.data_ptr()
+            elif is_here and name[:-1] in found:
+                found[name[:-1]] = int(value.split()[0]) << 10
+    return num_pages < _SAMPLED or found["FilePmdMapped"] >= 0.9 * (found["Rss"] - 2 * _PAGE) > 0
+
+
 def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:
     """Return zeroed bytes in small pages, each of which takes memory only when it is written.
 
@@ -50,10 +75,10 @@ def _zeros(num_bytes: int, advice: str) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), advice), dtype=np.uint8)[:num_bytes])
 
 
-def _mapping(num_bytes: int, advice: str) -> mmap.mmap:
+def _mapping(num_bytes: int, advice: str, file: int = -1) -> mmap.mmap:
     if not hasattr(mmap, advice):
-        return mmap.mmap(-1, num_bytes)
-    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(file, num_bytes) if file < 0 else mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY)
+    mapping = mmap.mmap(file, num_bytes, flags=mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0))
     with suppress(OSError):  # a system without them gives ordinary pages
         mapping.madvise(getattr(mmap, advice))
     return mapping

@@ -32,6 +32,17 @@ def library() -> ctypes.CDLL | None:
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
 
 
+def identity() -> str:
+    """Name the library: of other sources, another compiler or another processor it is another one; empty if none."""
+    built = library()
+    return "" if built is None else Path(built._name).name
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what is made for this machine once."""
+    return Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")
+
+
 def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
     """Return a function of the library, which takes and returns these types of ctypes; None if there is none."""
     built = library()
@@ -72,7 +83,7 @@ def _compiled(compiler: str) -> Path:
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
     flags = (*_FLAGS, f"-march={os.environ.get('DRAY_KERNELS_MARCH', 'native')}")
     what = "\0".join((*sources, " ".join(flags), version, _processor()))
-    folder = Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")
+    folder = cache_folder()
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`), and an embedding of it.
+"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`).
 
 It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
 up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so
@@ -8,6 +8,7 @@ Shapes: N lines, I inputs, O outputs, V lines of an embedding.
 """
 
 import ctypes
+from collections.abc import Mapping
 from copy import copy
 from typing import Self
 
@@ -23,6 +24,7 @@ _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
 class KernelLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
+    is_lent = False  # whether its memory is a file that others map, too
     _form = 0  # of codes (codes.h); 0: plain numbers
     _halves: tuple["KernelLinear", ...] = ()
 
@@ -42,6 +44,34 @@ class KernelLinear(torch.nn.Module):
         packed = self._laid_out(weight_OI)
         self._packed = packed.contiguous() if memory is None else memory.copy(packed)
         self._linear = self.described()
+
+    @classmethod
+    def over(cls, packed: torch.Tensor, bias_O: torch.Tensor | None, numbers: Mapping[str, int]) -> Self:
+        """Return a layer over memory where its weight is laid out already, with the `numbers` of that layer."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        vars(layer).update(numbers)
+        layer.bias, layer._packed = bias_O, packed
+        function = kernel_for(layer.dtype, layer.in_features)
+        assert function is not None, "what was laid out here can be multiplied here"
+        layer._function, layer._linear = function, layer.described()
+        return layer
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The weight as it is laid out."""
+        return self._packed
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What else describes the layer, for `over`."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+
+    def move(self, packed: torch.Tensor, *, is_lent: bool) -> None:
+        """Take the same weight in other memory: describe the layer again."""
+        self._packed, self.is_lent = packed, is_lent
+        self._linear = self.described()
+        self._share()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,7 +177,7 @@ class PackedEmbedding(torch.nn.Module):
     def __init__(self, layer: KernelLinear, scale: torch.Tensor | None = None) -> None:
         """Read the weight of `layer`; lines are multiplied by `scale`."""
         super().__init__()
-        self._scale = scale
+        self.scale = scale
         self._layer = (layer,)  # in a tuple: not a child here
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
 
@@ -163,7 +193,7 @@ class PackedEmbedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the line of each id, [..., I]."""
         found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
-        return found if self._scale is None else found * self._scale.to(found.dtype)
+        return found if self.scale is None else found * self.scale.to(found.dtype)
 
     def replace(self, weight_VI: torch.Tensor, _: object) -> None:
         """Take other numbers of the same shapes."""

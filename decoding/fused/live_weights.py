@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.linear import KernelLinear, PackedEmbedding
-from decoding.fused.packed_linear import LinearSlice, PackedLinear
+from decoding.fused.packed_linear import LinearSlice, PackedLinear, packed_layers
 
 _EXACT = (torch.float8_e4m3fn,)  # types of weights that another type cannot be rounded to: their scales belong to them
 
@@ -82,7 +83,11 @@ class LiveWeights:
 
     @torch.inference_mode()
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write weights that `check` has returned in the place of those in use."""
+        """Write weights that `check` has returned in the place of those in use; what is lent is copied before."""
+        if lent := [layer for layer in packed_layers(self._network) if layer.is_lent]:
+            memory = HugePages(sum(layer.packed.nbytes for layer in lent) * 33 // 32)
+            for layer in lent:
+                layer.move(memory.copy(layer.packed), is_lent=False)
         slices: dict[int, list[tuple[str, LinearSlice]]] = {}
         for name, module in _modules(self._network):
             if isinstance(module, LinearSlice):

@@ -153,10 +153,15 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
             setattr(parent, name, PackedEmbedding(layer, getattr(embedding, "embed_scale", None)))
 
 
+def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:
+    """Return the layers of a network that our CPU kernels multiply, each once and always in the same order."""
+    layers = [module.fused if isinstance(module, LinearSlice) else module for module in network.modules()]
+    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, KernelLinear)]
+
+
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:
     """Return the layers of a network that multiply codes."""
-    layers = [module.fused if isinstance(module, LinearSlice) else module for module in network.modules()]
-    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, CodedLinear)]
+    return [layer for layer in packed_layers(network) if isinstance(layer, CodedLinear)]
 
 
 def use_library_products(network: torch.nn.Module) -> None:

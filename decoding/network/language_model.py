@@ -47,9 +47,10 @@ class LanguageModel(SlotNetwork, LocalTarget):
         self.close_call = close_call_margin(self.dtype)  # of a model that deviates little; the probe measures it
         # A forward reads each weight once, but only a few rows of an input embedding.
         self.num_bytes_read: int = self.num_weight_bytes
-        embedding = model.get_input_embeddings().weight
-        if embedding is not model.get_output_embeddings().weight:
-            self.num_bytes_read -= embedding.numel() * embedding.element_size()
+        if not self.is_kept:
+            embedding = model.get_input_embeddings().weight
+            if embedding is not model.get_output_embeddings().weight:
+                self.num_bytes_read -= embedding.numel() * embedding.element_size()
 
     @classmethod
     def load(cls, path: str, device: Device = "auto", dtype: DType = "auto", exact: Exact = "off") -> "LanguageModel":

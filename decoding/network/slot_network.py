@@ -31,8 +31,8 @@ from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.coded_linear import CodedLinear
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.linear import PackedEmbedding
-from decoding.fused.packed_linear import coded_layers, pack_linears
+from decoding.fused.linear import KernelLinear, PackedEmbedding
+from decoding.fused.packed_linear import coded_layers, pack_linears, packed_layers
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
 from decoding.states.book import num_recent_states
@@ -65,6 +65,7 @@ class SlotNetwork(ABC):
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
         self.runs_rows_apart = False
+        self.is_kept: bool = bool(packed_layers(network))  # laid out already, by an earlier engine
         # Counted now, while all weights are where the checkpoint put them.
         own = (w.to_local() if isinstance(w, DTensor) else w for w in weights_of(network))  # what this process has
         self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
@@ -80,7 +81,7 @@ class SlotNetwork(ABC):
         self.vocab_size = None
         if layers is None or layers.has_head:
             head = network.get_output_embeddings()
-            self.vocab_size = head.weight.shape[0]
+            self.vocab_size = head.out_features if isinstance(head, KernelLinear) else head.weight.shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
     def new_cache(
@@ -127,7 +128,9 @@ class SlotNetwork(ABC):
         read = [each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding)]
         own = dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))])
         self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in own)
-        if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
+        if (
+            self.device.type == "cpu" and not self.is_kept
+        ):  # the other weights still point into the file and keep all of it mapped
             for weight in weights_of(self.network):
                 weight.data = weight.data.clone()
         self.fused = FusedDecoder(self.network, self.layers) if fits else None

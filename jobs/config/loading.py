@@ -23,7 +23,8 @@ from jobs.config.arguments import help_of, shorts_of, spelled_out
 from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, members_of, own_fields
 
 _ENV_PREFIX = "DRAY_"
-_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")  # decoding reads these itself
+# decoding reads these itself
+_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KEEP_WEIGHTS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
 _SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _NO_NUMBER = "expected a number"

@@ -1,0 +1,122 @@
+"""KeptFile: weights as they are laid out for one processor, in one file that all engines of a machine map.
+
+The tensors come first, then their description as JSON, then its digest, its size and a mark. The pages of a mapping are
+those of all engines; what one writes there it has alone. A file is used only if it has the key that is asked for, and
+if the sums of its bytes are those of its description. Neither its name nor its date is trusted.
+"""
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from decoding.cpu.huge_pages import has_huge_pages, mapped_file, zeros_in_huge_pages
+
+_MARK = b"Dray kept weights 1\n"
+_ALIGNMENT = 64  # bytes, as the kernels read them
+_SIZE, _DIGEST = 8, 32  # bytes of the description's size and digest
+_SUMMED = 2 << 20  # bytes that have a sum
+_BUFFER = 64 << 20  # bytes: the page cache has huge pages where writes are long
+_Description = dict[str, Any]
+Entry = Sequence[Any]  # of a tensor: where it begins, its dtype, its shape
+
+
+class KeptFile:
+    """A file that has the key that was asked for, mapped."""
+
+    def __init__(self, place: Path, key: Mapping[str, str]) -> None:
+        """Map the file; raise OSError, or a ValueError that says what is wrong with its description."""
+        with place.open("rb") as file:
+            self.description = _described(file)
+            if self.description["key"] != key:
+                raise ValueError("it is of other weights, or for another processor or version")
+            self._memory = mapped_file(file.fileno(), self.description["num_bytes"])
+
+    @classmethod
+    def whole(cls, place: Path, key: Mapping[str, str]) -> "KeptFile":
+        """Return a file whose bytes are all right, or raise an error as above.
+
+        It is read into memory of its own where its mapping has no huge pages, since weights are slow without them.
+        """
+        kept = cls(place, key)
+        content = memoryview(kept._memory.numpy())  # type: ignore[arg-type]
+        chunks = (content[first : first + _SUMMED] for first in range(0, len(content), _SUMMED))
+        if _sums(chunks) != kept.description["sums"]:
+            raise ValueError("its weights are damaged")
+        if not kept.is_shared:
+            kept._memory = zeros_in_huge_pages(len(kept._memory))
+            with place.open("rb", buffering=0) as file:
+                into = memoryview(kept._memory.numpy())  # type: ignore[arg-type]
+                while into and (num_read := file.readinto(into)):
+                    into = into[num_read:]
+        return kept
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether its pages are those of all that map it, and huge."""
+        return has_huge_pages(self._memory)
+
+    def tensor(self, entry: Entry) -> torch.Tensor:
+        """Return a tensor in the memory of the file."""
+        first, dtype, shape = entry[0], getattr(torch, entry[1]), entry[2]
+        return self._memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+class Parts:
+    """Tensors that are to be written, each with its place in the file."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+        self.num_bytes = 0
+
+    def add(self, tensor: torch.Tensor) -> Entry:
+        """Return where this tensor will be."""
+        first = self.num_bytes
+        self._parts.append(tensor.detach().contiguous())
+        self.num_bytes += -(-self._parts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
+        return [first, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+    def write(self, place: Path, description: _Description) -> None:
+        """Write the file, whole or not at all; raise OSError if it cannot be."""
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
+            made = Path(scratch) / place.name
+            with made.open("w+b", buffering=_BUFFER) as file:
+                for part in self._parts:
+                    file.write(memoryview(part.flatten().view(torch.uint8).numpy()))  # type: ignore[arg-type]
+                    file.write(bytes(-part.nbytes % _ALIGNMENT))
+                file.seek(0)
+                sums = _sums(iter(partial(file.read, _SUMMED), b""))
+                said = json.dumps({**description, "num_bytes": self.num_bytes, "sums": sums}).encode()
+                file.write(said + hashlib.sha256(said).digest() + len(said).to_bytes(_SIZE, "little") + _MARK)
+            made.rename(place)
+
+
+def _sums(chunks: Iterable[Any]) -> str:
+    """Return a digest of the sums of chunks of bytes: any change of one number changes it, at the speed of memory."""
+    sums = (np.frombuffer(chunk, dtype=np.uint64).sum(dtype=np.uint64) for chunk in chunks)
+    return hashlib.sha256(b"".join(each.tobytes() for each in sums)).hexdigest()
+
+
+def _described(file: BinaryIO) -> _Description:
+    """Return the description at the end of a file; raise a ValueError if there is none of the tensors before it."""
+    end = file.seek(0, os.SEEK_END) - _DIGEST - _SIZE - len(_MARK)
+    file.seek(max(end, 0))
+    digest, size, mark = file.read(_DIGEST), int.from_bytes(file.read(_SIZE), "little"), file.read()
+    if mark != _MARK or size > end:
+        raise ValueError("it is cut off")
+    file.seek(end - size)
+    said = file.read(size)
+    if hashlib.sha256(said).digest() != digest:
+        raise ValueError("its description is damaged")
+    description: _Description = json.loads(said)
+    if description["num_bytes"] != end - size:
+        raise ValueError("it is not whole")
+    return description

@@ -1,0 +1,244 @@
+"""A model that is kept as it is laid out computes what it computed before, and no other file is taken for it."""
+
+import hashlib
+import logging
+import os
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, Phi3Config
+
+from decoding import Engine, EngineOptions, SamplingParams
+from decoding.checkpoint import model_files
+from decoding.checkpoint.model_files import file_digest
+from decoding.cpu import library
+from decoding.fused.packed_linear import packed_layers
+from decoding.kept import models
+from decoding.kept.models import load_checked
+from decoding.network.language_model import LanguageModel
+from tests.damage import damage
+from tests.decoding.codes.test_coded_models import SIZES, logits, save_coded
+from tests.decoding.tiny import build, llama_config, random_prompts, save
+from tests.small_disk import small_disk
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96}
+TIED = llama_config(**WIDE, tie_word_embeddings=True)
+CONFIGS = {
+    "tied": TIED,
+    "untied, with biases": llama_config(**WIDE, attention_bias=True, mlp_bias=True),
+    "gate and up in one matrix": Phi3Config(vocab_size=48, **SIZES),
+    "a scaled embedding": Gemma3TextConfig(vocab_size=48, **SIZES | {"num_hidden_layers": 7, "head_dim": 16}),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of kept files, in which small models are kept, too."""
+    if not library.identity():
+        pytest.skip("no compiler here")
+    monkeypatch.setenv("DRAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "_LEAST", 0)
+    return tmp_path / "cache" / "weights"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.dray"))
+
+
+def saved(folder: Path, seed: int = 1, config: object = TIED) -> str:
+    return save(build(config, seed), folder, eos_token_id=[7, 9])
+
+
+def facts(model: LanguageModel) -> tuple[object, ...]:
+    numbers = model.close_call, model.num_weight_bytes, model.num_bytes_read, model.num_coded_layers
+    return *numbers, model.eos_token_ids, model.vocab_size, model.is_batch_invariant, model.packs_rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_kept_model_computes_the_same_bits_and_says_the_same_of_itself(folder, tmp_path, name, dtype):
+    path = saved(tmp_path / "model", config=CONFIGS[name])
+    first, second = (load_checked(path, "cpu", dtype) for _ in range(2))
+    plain = LanguageModel.load(path, "cpu", dtype)
+    models.probed(plain, path)
+    assert (plain.is_kept, first.is_kept, second.is_kept) == (False, False, True)
+    assert all(layer.is_lent for model in (first, second) for layer in packed_layers(model.network))
+    for num_rows in (1, 9):
+        assert torch.equal(logits(first, num_rows), logits(plain, num_rows))
+        assert torch.equal(logits(second, num_rows), logits(plain, num_rows))
+    assert facts(second) == facts(first) == facts(plain)
+    weights = second.weights.snapshot()
+    assert weights.keys() == plain.weights.snapshot().keys()
+    assert all(torch.equal(weights[of], each) for of, each in plain.weights.snapshot().items())
+    assert len(files(folder)) == 1
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_a_kept_model_in_codes_needs_neither_its_file_nor_its_float32_weights(folder, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "hf"))
+    path = save_coded(tmp_path, kind, tie_word_embeddings=True)
+    first = load_checked(path, "cpu")
+    monkeypatch.setattr(models, "probed", None)
+    second = load_checked(path, "cpu")
+    assert second.num_coded_layers == first.num_coded_layers > 0
+    assert torch.equal(logits(second, 9), logits(first, 9))
+    assert facts(second) == facts(first)
+
+
+def test_engines_over_kept_models_write_the_same_texts(tmp_path):
+    pair = saved(tmp_path / "target"), saved(tmp_path / "draft", seed=2)
+    options = EngineOptions(num_slots=3, max_model_len=64, num_speculative_tokens=3)
+    texts = []
+    for _ in range(2):
+        engine = Engine.load(*pair, options, device="cpu", dtype="float32")
+        for params in (SamplingParams(max_tokens=24, temperature=0), SamplingParams(max_tokens=24)):
+            texts.append([row.output_token_ids for row in engine.generate(random_prompts([4, 9, 6, 12]), params)])
+    assert texts[:2] == texts[2:]
+    assert engine.target.is_kept
+
+
+@pytest.mark.parametrize("what", ["file", "weights behind the right description"])
+def test_a_cache_of_another_models_weights_is_not_taken(folder, tmp_path, caplog, what):
+    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
+    expected = logits(load_checked(path, "cpu"))
+    (own,) = files(folder)
+    load_checked(other, "cpu")
+    (foreign,) = set(files(folder)) - {own}
+    content, size = foreign.read_bytes(), foreign.stat().st_size if what == "file" else 100_000
+    own.write_bytes(content[:size] + own.read_bytes()[size:])
+    with caplog.at_level(logging.WARNING):
+        model = load_checked(path, "cpu")
+    assert "made anew" in caplog.text
+    assert not model.is_kept
+    assert torch.equal(logits(model), expected)
+    assert load_checked(path, "cpu").is_kept
+
+
+@pytest.mark.parametrize("how", ["truncate", "flip", "empty"])
+def test_a_damaged_file_is_made_anew(folder, tmp_path, caplog, how):
+    path = saved(tmp_path / "model")
+    expected = logits(load_checked(path, "cpu"))
+    (own,) = files(folder)
+    content = own.read_bytes()
+    for seed in range(8):
+        damage(own, how, random.Random(seed))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            model = load_checked(path, "cpu")
+        assert "made anew" in caplog.text
+        assert torch.equal(logits(model), expected)
+        assert own.read_bytes() == content
+        assert load_checked(path, "cpu").is_kept
+
+
+def test_weights_that_take_the_place_of_others_are_read(folder, tmp_path):
+    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
+    first = logits(load_checked(path, "cpu"))
+    shutil.copyfile(Path(other) / "model.safetensors", Path(path) / "model.safetensors")
+    model = load_checked(path, "cpu")
+    assert not model.is_kept
+    assert not torch.equal(logits(model), first)
+    assert torch.equal(logits(model), logits(load_checked(other, "cpu")))
+
+
+def test_another_kernel_type_of_numbers_or_version_does_not_take_it(folder, tmp_path, monkeypatch):
+    path = saved(tmp_path / "model")
+    load_checked(path, "cpu")
+    assert not load_checked(path, "cpu", "bfloat16").is_kept
+    for module, name in ((models, "identity"), (models, "_own_digest")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda: "another")
+            assert not load_checked(path, "cpu").is_kept
+    assert len(files(folder)) == 4
+
+
+def test_it_can_be_switched_off(folder, tmp_path, monkeypatch):
+    path = saved(tmp_path / "model")
+    monkeypatch.setenv("DRAY_KEEP_WEIGHTS", "off")
+    assert not load_checked(path, "cpu").is_kept
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("why", ["full", "no folder"])
+def test_a_disk_that_takes_nothing_costs_a_warning(folder, tmp_path, caplog, monkeypatch, why):
+    path = saved(tmp_path / "model")
+    folder.parent.mkdir()
+    if why == "no folder":
+        folder.write_text("a file stands where the folder would")
+        with caplog.at_level(logging.WARNING):
+            assert not load_checked(path, "cpu").is_kept
+    else:
+        with small_disk(folder, "64k") as disk, caplog.at_level(logging.WARNING):
+            for spare in (2, 0):  # seen beforehand, and met while writing
+                monkeypatch.setattr(models, "_SPARE", spare)
+                assert not load_checked(path, "cpu").is_kept
+            assert [file.name for file in disk.iterdir()] == ["lock"]
+    assert "are not kept for the next start" in caplog.text
+
+
+def test_weights_that_are_replaced_in_one_engine_stay_as_they_are_in_others_and_on_the_disk(folder, tmp_path):
+    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
+    first, second = (load_checked(path, "cpu") for _ in range(2))
+    (own,) = files(folder)
+    before, content = logits(first), own.read_bytes()
+    second.weights.put(second.weights.check(LanguageModel.load(other, "cpu").network.state_dict()))
+    assert not any(layer.is_lent for layer in packed_layers(second.network))
+    assert torch.equal(logits(second), logits(load_checked(other, "cpu")))
+    assert torch.equal(logits(first), before)
+    assert own.read_bytes() == content
+
+
+def test_engines_of_a_machine_have_one_copy_in_memory(folder, tmp_path):
+    path = saved(tmp_path / "model", config=llama_config(hidden_size=256, intermediate_size=1024))
+    both = [load_checked(path, "cpu") for _ in range(2)]
+    assert [logits(model).shape for model in both]
+    (own,) = files(folder)
+    maps = Path("/proc/self/smaps").read_text().split(str(own))[1:]
+    rss, pss = (sum(int(each.split(f"\n{name}:")[1].split()[0]) for each in maps) for name in ("Rss", "Pss"))
+    assert len(maps) == 2
+    assert rss > 1.8 * own.stat().st_size / 1024
+    assert pss < 0.6 * rss
+
+
+def test_engines_that_start_at_once_write_one_file(folder, tmp_path):
+    path = saved(tmp_path / "model")
+    library.library()
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: logits(load_checked(path, "cpu")), range(3)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert sorted(file.name for file in folder.iterdir()) == [files(folder)[0].name, "lock"]
+
+
+def test_files_that_no_engine_has_used_for_a_month_are_deleted_when_another_one_is_written(folder, tmp_path):
+    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
+    load_checked(path, "cpu")
+    (old,) = files(folder)
+    os.utime(old, (0, 0))
+    assert load_checked(path, "cpu").is_kept  # so it has been used now
+    left = folder / ".unfinished-1"
+    left.mkdir()
+    for each in (left, old):
+        os.utime(each, (0, 0))
+    load_checked(other, "cpu")
+    assert not old.exists()
+    assert not left.exists()
+    assert len(files(folder)) == 1
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    monkeypatch.setattr(model_files, "_SETTLED_NS", 0)
+    first = file_digest(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(model_files.hashlib, "file_digest", None)
+        assert file_digest(file) == first
+    stat = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a copy that keeps times would leave it
+    assert file_digest(file) == hashlib.sha256(b"two").hexdigest()
