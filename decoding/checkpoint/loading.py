@@ -45,7 +45,7 @@ def load_network(
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
     CPU for a checkpoint without FP8 weights, otherwise the checkpoint's own. `network_class` is that of a part of the
     model, by default the whole. With `num_ranks` above 1 this process, which has joined the others
-    (`decoding/checkpoint/rank.py`), loads its share of the weights. Given `tensors` take the place of those in the files.
+    (`decoding/checkpoint/rank.py`), loads its share of the weights. Given `tensors` replace those of the files.
     """
     path = model_folder(path)
     config = load_config(path)

@@ -198,7 +198,7 @@ class LinearSlice(torch.nn.Module):
         """Show the outputs `first` up to `last` (not included) of `fused`."""
         super().__init__()
         self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
-        self.first, self._last = first, last
+        self.first, self.last = first, last
 
     def show(self, fused: torch.nn.Module) -> None:
         """Show the same outputs of another layer."""
@@ -212,14 +212,14 @@ class LinearSlice(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The slice's lines of the fused weight."""
-        weight: torch.Tensor = self._fused[0].weight[self.first : self._last]
+        weight: torch.Tensor = self._fused[0].weight[self.first : self.last]
         return weight
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The slice's part of the fused bias."""
         bias: torch.Tensor | None = self._fused[0].bias
-        return None if bias is None else bias[self.first : self._last]
+        return None if bias is None else bias[self.first : self.last]
 
     @property
     def scales(self) -> torch.Tensor | None:
@@ -228,11 +228,11 @@ class LinearSlice(torch.nn.Module):
         if not isinstance(fused, Fp8Linear):
             return None
         size = fused.scaling.outputs
-        return fused.scales[self.first // size : -(-self._last // size)]
+        return fused.scales[self.first // size : -(-self.last // size)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute all fused outputs and return the slice; this is not the fast path."""
-        out: torch.Tensor = self.fused(x)[..., self.first : self._last]
+        out: torch.Tensor = self.fused(x)[..., self.first : self.last]
         return out
 
 

@@ -122,18 +122,20 @@ class SlotNetwork(ABC):
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
         fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
-        pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
-        coded = coded_layers(self.network)
-        self.num_coded_layers = len(coded)
+        if not self.is_kept:
+            self._pack(FUSED_LINEARS if fits else ())
+        self.num_coded_layers = len(coded_layers(self.network))
+        self.fused = FusedDecoder(self.network, self.layers) if fits else None
+
+    def _pack(self, together: Seq[tuple[str, ...]]) -> None:
+        """Pack the linear layers, those named `together` as one, and let go of the files."""
+        pack_linears(self.network, together, self.has_exact_products)
         read = [each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding)]
-        own = dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))])
-        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in own)
-        if (
-            self.device.type == "cpu" and not self.is_kept
-        ):  # the other weights still point into the file and keep all of it mapped
+        coded = [*coded_layers(self.network), *(layer for layer in read if isinstance(layer, CodedLinear))]
+        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded))
+        if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
             for weight in weights_of(self.network):
                 weight.data = weight.data.clone()
-        self.fused = FusedDecoder(self.network, self.layers) if fits else None
 
     def _forward(
         self,

@@ -206,12 +206,14 @@ def test_engines_of_a_machine_have_one_copy_in_memory(folder, tmp_path):
 
 def test_engines_that_start_at_once_write_one_file(folder, tmp_path):
     path = saved(tmp_path / "model")
-    library.library()
+    key = models._key(path, "cpu", "float32")
+    started = [LanguageModel.load(path, "cpu", "float32") for _ in range(3)]
+    found = [models.probed(model, path) for model in started]
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda _: logits(load_checked(path, "cpu")), range(3)))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert sorted(file.name for file in folder.iterdir()) == [files(folder)[0].name, "lock"]
+        list(threads.map(models._keep, started, found, 3 * [folder / "one.dray"], 3 * [key]))
+    assert sorted(file.name for file in folder.iterdir()) == ["lock", "one.dray"]
+    assert all(layer.is_lent for model in started for layer in packed_layers(model.network))
+    assert torch.equal(logits(started[0]), logits(started[2]))
 
 
 def test_files_that_no_engine_has_used_for_a_month_are_deleted_when_another_one_is_written(folder, tmp_path):
