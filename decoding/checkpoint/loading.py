@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format, without_format
-from decoding.checkpoint.generation import end_token_ids
+from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.layer_subset import whole_class
+from decoding.checkpoint.model_files import stored_tensors, stored_types
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
@@ -38,7 +40,7 @@ def load_network(
     dtype: DType,
     network_class: Any = None,
     num_ranks: int = 1,
-    tensors: Mapping[str, torch.Tensor] | None = None,
+    tensors: Mapping[str, Any] | None = None,
 ) -> tuple["PreTrainedModel", frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
@@ -71,13 +73,16 @@ def load_network(
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
+    is_kept = tensors is not None
+    if not is_kept and place.type == "cpu" and num_ranks == 1 and form is None and stored_types(path) != {wanted}:
+        tensors = stored_tensors(Path(path))  # transformers would have the file in memory beside what it makes of it
     shared: dict[str, Any] = {} if tensors is None else {"state_dict": tensors}
     if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
 
         shared["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     try:
-        model, report = (network_class or AutoModelForCausalLM).from_pretrained(
+        model, report = (network_class or (whole_class(config) if tensors else AutoModelForCausalLM)).from_pretrained(
             path if tensors is None else None,
             config=config,
             dtype=wanted,
@@ -102,12 +107,12 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
-    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and tensors is None:
+    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and not is_kept:
         attach_codes(model, path)
     if tensors is not None:
         model.name_or_path = model.config.name_or_path = path
     model.named_attention = named  # with which the probe compares (`default_attention`)
-    return model if num_ranks > 1 else model.to(place), end_token_ids(model)
+    return model if num_ranks > 1 else model.to(place), end_token_ids_of(path, config)
 
 
 _WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}  # layers that keep no keys

@@ -12,11 +12,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
+from decoding.cpu.huge_pages import let_go
 from decoding.cpu.library import cache_folder
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
@@ -25,6 +27,7 @@ _SETTLED_NS = 2 * 10**9  # a file that was just written may be written again wit
 _LFS_POINTER = b"version https://git-lfs"
 _FP8 = "F8_E4M3"
 _EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
+_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 _TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
 # A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
@@ -142,6 +145,31 @@ def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
             "copy or download it again"
         ) from error
+
+
+def stored_types(folder: str) -> set[torch.dtype | None]:
+    """Return the types of a model's tensors in its files; None is any other than those of weights."""
+    dtypes = {dtype for file in weight_files(Path(folder)) for dtype, _ in tensors_in(file).values()}
+    return {_TYPES.get(dtype) for dtype in dtypes}
+
+
+class StoredTensor:
+    """A tensor in a file, which is read into memory of its own when it is asked for (`[...]`)."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        self._file, self._name = file, name
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        with safe_open(self._file, "pt") as tensors:
+            mapped: torch.Tensor = tensors.get_slice(self._name)[index]
+            read = mapped.clone()
+            let_go(mapped)
+        return read
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model, by the names in its files."""
+    return {name: StoredTensor(file, name) for file in weight_files(folder) for name in tensors_in(file)}
 
 
 def num_bytes_read(folder: Path, config: Any) -> int:

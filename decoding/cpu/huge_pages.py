@@ -4,6 +4,7 @@ A weight is read from one end to the other in every forward. With pages of 4 KB 
 hundred nanoseconds, and prefetching stops at each page's end; `benchmarks/linears.py` prints both times.
 """
 
+import ctypes
 import mmap
 from contextlib import suppress
 
@@ -37,6 +38,36 @@ class HugePages:
 def mapped_file(file: int, num_bytes: int) -> torch.Tensor:
     """Return the first bytes of an open file, in the pages of all that map it; what is written there is not shared."""
     return torch.from_numpy(np.frombuffer(_mapping(num_bytes, "MADV_HUGEPAGE", file), dtype=np.uint8))
+
+
+class WeightFiles:
+    """The files of weights that are mapped into this process. Pages of theirs that it has read count as its memory."""
+
+    def __init__(self) -> None:
+        """Find those that are mapped now."""
+        self._spans: list[tuple[int, int]] = []
+        with suppress(OSError), open("/proc/self/maps") as lines:
+            for line in lines:
+                if line.endswith(".safetensors\n"):
+                    first, end = line.split(" ", 1)[0].split("-")
+                    self._spans.append((int(first, 16), int(end, 16)))
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor lies in one of them."""
+        return any(first <= tensor.data_ptr() < end for first, end in self._spans)
+
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Give the pages of a tensor back, unless it lies elsewhere."""
+        if self.hold(tensor):
+            let_go(tensor)
+
+
+def let_go(mapped: torch.Tensor) -> None:
+    """Give the pages of a tensor in a mapped file back, which was only read; they come again if it is read again."""
+    first = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (mapped.data_ptr() + mapped.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    span = ctypes.c_void_p(first), ctypes.c_size_t(max(num_bytes, 0))
+    ctypes.CDLL(None).madvise(*span, mmap.MADV_DONTNEED)
 
 
 def has_huge_pages(mapped: torch.Tensor) -> bool:

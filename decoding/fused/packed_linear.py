@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from decoding.cpu.huge_pages import HugePages
+from decoding.cpu.huge_pages import HugePages, WeightFiles
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
@@ -132,12 +132,16 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
         for name, child in parent.named_children()
         if type(child).__name__ in _EMBEDDINGS
     ]
+    files = WeightFiles()
     of_both: dict[torch.Tensor, KernelLinear] = {}  # by the weight of an embedding that is the head's, too
     # A list with the plain layers would keep their weights beside the packed ones.
     for parent in [module for module in network.modules() if type(module) is not torch.nn.Linear]:
         for names in together:
             if all(hasattr(parent, name) for name in names):
+                parts = [getattr(parent, name) for name in names]
                 fuse_linears(parent, names, memory, is_exact)
+                for part in parts:
+                    files.let_go(part.weight)
         for name, child in list(parent.named_children()):
             if type(child) is not torch.nn.Linear:
                 continue
@@ -147,6 +151,7 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
                     of_both[child.weight] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
+                files.let_go(child.weight)
     for parent, name, embedding in embeddings:
         layer = of_both.get(embedding.weight) or coded_layer([embedding], memory)
         if layer is not None:

@@ -26,6 +26,7 @@ from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
+from decoding.cpu.huge_pages import WeightFiles
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.coded_linear import CodedLinear
@@ -133,8 +134,9 @@ class SlotNetwork(ABC):
         read = [each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding)]
         coded = [*coded_layers(self.network), *(layer for layer in read if isinstance(layer, CodedLinear))]
         self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded))
-        if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
-            for weight in weights_of(self.network):
+        files = WeightFiles() if self.device.type == "cpu" else None
+        for weight in weights_of(self.network):  # the others keep all of their file mapped
+            if files is not None and files.hold(weight):
                 weight.data = weight.data.clone()
 
     def _forward(
