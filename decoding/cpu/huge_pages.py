@@ -86,7 +86,7 @@ def has_huge_pages(mapped: torch.Tensor) -> bool:
                 is_here = int(name.split("-")[0], 16) == mapped.data_ptr()
             elif is_here and name[:-1] in found:
                 found[name[:-1]] = int(value.split()[0]) << 10
-    return num_pages < _SAMPLED or found["FilePmdMapped"] >= 0.9 * (found["Rss"] - 2 * _PAGE) > 0
+    return num_pages < _SAMPLED or found["FilePmdMapped"] >= 0.95 * (found["Rss"] - 2 * _PAGE) > 0
 
 
 def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:

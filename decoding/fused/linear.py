@@ -146,8 +146,9 @@ class KernelLinear(torch.nn.Module):
     def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:
         """Return a view of the weight, padded to whole columns, in the kernel's order."""
         depth, columns = _DEPTHS[weight_OI.dtype], kernels.linear_columns()
-        missing = -self.out_features % columns
-        weight_OI = torch.nn.functional.pad(weight_OI.detach(), (0, 0, 0, missing))
+        weight_OI = weight_OI.detach()
+        if missing := -self.out_features % columns:  # padding by nothing would copy
+            weight_OI = torch.nn.functional.pad(weight_OI, (0, 0, 0, missing))
         return weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
 
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:

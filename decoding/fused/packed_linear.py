@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from decoding.cpu.huge_pages import HugePages, WeightFiles
+from decoding.device import give_back_freed_memory
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
@@ -152,6 +153,8 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
                 files.let_go(child.weight)
+                del child
+                give_back_freed_memory()
     for parent, name, embedding in embeddings:
         layer = of_both.get(embedding.weight) or coded_layer([embedding], memory)
         if layer is not None:

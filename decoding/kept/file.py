@@ -10,22 +10,24 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoding.cpu.huge_pages import has_huge_pages, mapped_file, zeros_in_huge_pages
 
 _MARK = b"Dray kept weights 1\n"
 _ALIGNMENT = 64  # bytes, as the kernels read them
 _SIZE, _DIGEST = 8, 32  # bytes of the description's size and digest
-_SUMMED = 2 << 20  # bytes that have a sum
-_BUFFER = 64 << 20  # bytes: the page cache has huge pages where writes are long
+_SUMMED = 1 << 18  # numbers of 8 bytes that have a sum
+_CHUNK = 64 << 20  # bytes that are written at once
 _Description = dict[str, Any]
+_Bytes = NDArray[np.uint8]
 Entry = Sequence[Any]  # of a tensor: where it begins, its dtype, its shape
 
 
@@ -47,9 +49,7 @@ class KeptFile:
         It is read into memory of its own where its mapping has no huge pages, since weights are slow without them.
         """
         kept = cls(place, key)
-        content = memoryview(kept._memory.numpy())  # type: ignore[arg-type]
-        chunks = (content[first : first + _SUMMED] for first in range(0, len(content), _SUMMED))
-        if _sums(chunks) != kept.description["sums"]:
+        if _sums(kept._memory.numpy()).hex() != kept.description["sums"]:
             raise ValueError("its weights are damaged")
         if not kept.is_shared:
             kept._memory = zeros_in_huge_pages(len(kept._memory))
@@ -87,22 +87,35 @@ class Parts:
     def write(self, place: Path, description: _Description) -> None:
         """Write the file, whole or not at all; raise OSError if it cannot be."""
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
-            made = Path(scratch) / place.name
-            with made.open("w+b", buffering=_BUFFER) as file:
-                for part in self._parts:
-                    file.write(memoryview(part.flatten().view(torch.uint8).numpy()))  # type: ignore[arg-type]
-                    file.write(bytes(-part.nbytes % _ALIGNMENT))
-                file.seek(0)
-                sums = _sums(iter(partial(file.read, _SUMMED), b""))
-                said = json.dumps({**description, "num_bytes": self.num_bytes, "sums": sums}).encode()
+            made, sums = Path(scratch) / place.name, b""
+            with made.open("wb") as file:
+                for chunk in self._chunks():
+                    file.write(chunk.data)
+                    sums += _sums(chunk)
+                said = json.dumps({**description, "num_bytes": self.num_bytes, "sums": sums.hex()}).encode()
                 file.write(said + hashlib.sha256(said).digest() + len(said).to_bytes(_SIZE, "little") + _MARK)
             made.rename(place)
 
+    def _chunks(self) -> Iterator[_Bytes]:
+        """Yield the bytes of the file in long pieces, since what is written so is in huge pages when it is mapped."""
+        room, num_used = np.empty(_CHUNK, np.uint8), 0
+        for part in self._parts:
+            for left in (part.flatten().view(torch.uint8).numpy(), np.zeros(-part.nbytes % _ALIGNMENT, np.uint8)):
+                while len(left):
+                    num = min(len(left), _CHUNK - num_used)
+                    room[num_used : num_used + num] = left[:num]
+                    left, num_used = left[num:], num_used + num
+                    if num_used == _CHUNK:
+                        yield room
+                        num_used = 0
+        yield room[:num_used]
 
-def _sums(chunks: Iterable[Any]) -> str:
-    """Return a digest of the sums of chunks of bytes: any change of one number changes it, at the speed of memory."""
-    sums = (np.frombuffer(chunk, dtype=np.uint64).sum(dtype=np.uint64) for chunk in chunks)
-    return hashlib.sha256(b"".join(each.tobytes() for each in sums)).hexdigest()
+
+def _sums(content: _Bytes) -> bytes:
+    """Return the sums of the numbers in each part of some bytes, which any change of one number changes."""
+    words = content.view(np.uint64)
+    sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED)) if len(words) else words
+    return sums.tobytes()
 
 
 def _described(file: BinaryIO) -> _Description:
