@@ -48,11 +48,15 @@ def end_token_ids(model: "PreTrainedModel") -> frozenset[int]:
 
 def end_token_ids_of(folder: str, config: PretrainedConfig) -> frozenset[int]:
     """Return the token ids at which `generate` ends a text of the model in this folder, without loading it."""
+    return _end_ids(generation_of(folder, config))
+
+
+def generation_of(folder: str, config: PretrainedConfig) -> GenerationConfig:
+    """Return the generation configuration of the model in this folder, without loading it."""
     try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:
-        generation = GenerationConfig.from_model_config(config)
-    return _end_ids(generation)
+        return GenerationConfig.from_model_config(config)
 
 
 def _end_ids(generation: GenerationConfig | None) -> frozenset[int]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format, without_format
-from decoding.checkpoint.generation import end_token_ids_of
+from decoding.checkpoint.generation import end_token_ids, generation_of
 from decoding.checkpoint.layer_subset import whole_class
-from decoding.checkpoint.model_files import stored_tensors, stored_types
+from decoding.checkpoint.model_files import tensors_in, weight_files
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
@@ -73,24 +73,23 @@ def load_network(
     # of one of another package it is transformers' default.
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
-    is_kept = tensors is not None
-    if not is_kept and place.type == "cpu" and num_ranks == 1 and form is None and stored_types(path) != {wanted}:
-        tensors = stored_tensors(Path(path))  # transformers would have the file in memory beside what it makes of it
-    shared: dict[str, Any] = {} if tensors is None else {"state_dict": tensors}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path, "use_safetensors": True}
+    if place.type == "cpu" and num_ranks == 1:  # or a mapped file would be in memory beside what is made of it
+        network_class = network_class or whole_class(config)
+        source = {"pretrained_model_name_or_path": None, "state_dict": _stored(path) if tensors is None else tensors}
+        source["generation_config"] = generation_of(path, config)
     if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
 
-        shared["distributed_config"] = DistributedConfig(tp_size=num_ranks)
+        source["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     try:
-        model, report = (network_class or (whole_class(config) if tensors else AutoModelForCausalLM)).from_pretrained(
-            path if tensors is None else None,
+        model, report = (network_class or AutoModelForCausalLM).from_pretrained(
             config=config,
             dtype=wanted,
             attn_implementation=named,
-            use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **shared,
+            **source,
         )
     except (*NETWORK_FAILURES, SafetensorError) as error:
         raise ValueError(f"cannot load the model at {path!r}: {in_one_line(error)}") from error
@@ -107,12 +106,28 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
-    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and not is_kept:
+    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and tensors is None:
         attach_codes(model, path)
-    if tensors is not None:
-        model.name_or_path = model.config.name_or_path = path
+    model.name_or_path = model.config.name_or_path = path
     model.named_attention = named  # with which the probe compares (`default_attention`)
-    return model if num_ranks > 1 else model.to(place), end_token_ids_of(path, config)
+    return model if num_ranks > 1 else model.to(place), end_token_ids(model)
+
+
+class _Weight:
+    """A weight that is read when transformers takes it, as it takes a slice of a file."""
+
+    def __init__(self, file: Path, name: str) -> None:
+        self._file, self._name = file, name
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        with safe_open(self._file, "pt", backend="pread") as tensors:  # into memory of its own
+            found: torch.Tensor = tensors.get_slice(self._name)[index]
+        return found
+
+
+def _stored(path: str) -> dict[str, _Weight]:
+    """Return the weights of a folder, by the names in its files."""
+    return {name: _Weight(file, name) for file in weight_files(Path(path)) for name in tensors_in(file)}
 
 
 _WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}  # layers that keep no keys

@@ -5,29 +5,23 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.constants import HF_HOME
 from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
-from decoding.cpu.huge_pages import let_go
-from decoding.cpu.library import cache_folder
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of one field in configurations
-_SETTLED_NS = 2 * 10**9  # a file that was just written may be written again with the same time
 _LFS_POINTER = b"version https://git-lfs"
 _FP8 = "F8_E4M3"
 _EXACT_IN_FLOAT32 = ("F32", "BF16", "F16")
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FOREIGN_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 _TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
 # A draft head reads the target's hidden states; its configuration is often that of a Llama otherwise.
@@ -147,31 +141,6 @@ def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         ) from error
 
 
-def stored_types(folder: str) -> set[torch.dtype | None]:
-    """Return the types of a model's tensors in its files; None is any other than those of weights."""
-    dtypes = {dtype for file in weight_files(Path(folder)) for dtype, _ in tensors_in(file).values()}
-    return {_TYPES.get(dtype) for dtype in dtypes}
-
-
-class StoredTensor:
-    """A tensor in a file, which is read into memory of its own when it is asked for (`[...]`)."""
-
-    def __init__(self, file: Path, name: str) -> None:
-        self._file, self._name = file, name
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        with safe_open(self._file, "pt") as tensors:
-            mapped: torch.Tensor = tensors.get_slice(self._name)[index]
-            read = mapped.clone()
-            let_go(mapped)
-        return read
-
-
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a model, by the names in its files."""
-    return {name: StoredTensor(file, name) for file in weight_files(folder) for name in tensors_in(file)}
-
-
 def num_bytes_read(folder: Path, config: Any) -> int:
     """Return the bytes of a model's weights that a token reads: of its experts those that work on it, else all."""
     text, files = config.get_text_config(), weight_files(folder)
@@ -245,17 +214,12 @@ def kept_folder(kind: str, name: str, make: Callable[[Path], None]) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """Return the sha256 of a file; it is read once on a machine, as long as its place, its size and its times stay."""
+    """Return the sha256 of a file, which is read once by a process as long as its size and its times stay."""
     stat = file.stat()
-    where = str(file.resolve()), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-    noted = cache_folder() / "digests" / hashlib.sha256(repr(where).encode()).hexdigest()[:32]
-    with suppress(OSError):
-        if re.fullmatch("[0-9a-f]{64}", known := noted.read_text()):
-            return known
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS:
-        with suppress(OSError):
-            noted.parent.mkdir(parents=True, exist_ok=True)
-            noted.write_text(digest)
-    return digest
+    return _digest_of(str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@cache
+def _digest_of(path: str, *_: int) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -35,58 +35,30 @@ class HugePages:
         return place.view(source.dtype).view(source.shape).copy_(source)
 
 
-def mapped_file(file: int, num_bytes: int) -> torch.Tensor:
-    """Return the first bytes of an open file, in the pages of all that map it; what is written there is not shared."""
-    return torch.from_numpy(np.frombuffer(_mapping(num_bytes, "MADV_HUGEPAGE", file), dtype=np.uint8))
-
-
-class WeightFiles:
-    """The files of weights that are mapped into this process. Pages of theirs that it has read count as its memory."""
-
-    def __init__(self) -> None:
-        """Find those that are mapped now."""
-        self._spans: list[tuple[int, int]] = []
-        with suppress(OSError), open("/proc/self/maps") as lines:
-            for line in lines:
-                if line.endswith(".safetensors\n"):
-                    first, end = line.split(" ", 1)[0].split("-")
-                    self._spans.append((int(first, 16), int(end, 16)))
-
-    def hold(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor lies in one of them."""
-        return any(first <= tensor.data_ptr() < end for first, end in self._spans)
-
-    def let_go(self, tensor: torch.Tensor) -> None:
-        """Give the pages of a tensor back, unless it lies elsewhere."""
-        if self.hold(tensor):
-            let_go(tensor)
-
-
-def let_go(mapped: torch.Tensor) -> None:
-    """Give the pages of a tensor in a mapped file back, which was only read; they come again if it is read again."""
-    first = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    num_bytes = (mapped.data_ptr() + mapped.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    span = ctypes.c_void_p(first), ctypes.c_size_t(max(num_bytes, 0))
-    ctypes.CDLL(None).madvise(*span, mmap.MADV_DONTNEED)
+def advise(tensor: torch.Tensor, advice: int) -> None:
+    """Give advice (as in `mmap`) on the pages that hold nothing but this tensor."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if num_bytes > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(num_bytes), advice)
 
 
 def has_huge_pages(mapped: torch.Tensor) -> bool:
-    """Tell whether a file's mapped bytes are in huge pages; true for a few bytes. Linux alone says so.
+    """Tell whether bytes of a mapped file are in huge pages; true for a few bytes. Linux alone says so.
 
     Some file systems have none (ext4 before Linux 6.16), and a file that was read in small parts has few.
     """
-    assert mapped.dtype is torch.uint8, "a whole mapping"
     num_pages = len(mapped) // _PAGE
     mapped[: num_pages * _PAGE : max(num_pages // _SAMPLED, 1) * _PAGE].sum()  # reads a byte of some pages
-    found, is_here = {"Rss": 0, "FilePmdMapped": 0}, False
+    found, is_here = {"Rss:": 0, "FilePmdMapped:": 0}, False
     with suppress(OSError), open("/proc/self/smaps") as lines:
-        for line in lines:
-            name, _, value = line.partition(" ")
+        for name, *values in map(str.split, lines):
             if "-" in name:
-                is_here = int(name.split("-")[0], 16) == mapped.data_ptr()
-            elif is_here and name[:-1] in found:
-                found[name[:-1]] = int(value.split()[0]) << 10
-    return num_pages < _SAMPLED or found["FilePmdMapped"] >= 0.95 * (found["Rss"] - 2 * _PAGE) > 0
+                first, end = (int(each, 16) for each in name.split("-"))
+                is_here = first <= mapped.data_ptr() < end
+            elif is_here and name in found:
+                found[name] += int(values[0]) << 10
+    return num_pages < _SAMPLED or found["FilePmdMapped:"] >= 0.95 * (found["Rss:"] - 2 * _PAGE) > 0
 
 
 def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:
@@ -106,10 +78,10 @@ def _zeros(num_bytes: int, advice: str) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(_mapping(max(num_bytes, 1), advice), dtype=np.uint8)[:num_bytes])
 
 
-def _mapping(num_bytes: int, advice: str, file: int = -1) -> mmap.mmap:
+def _mapping(num_bytes: int, advice: str) -> mmap.mmap:
     if not hasattr(mmap, advice):
-        return mmap.mmap(file, num_bytes) if file < 0 else mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY)
-    mapping = mmap.mmap(file, num_bytes, flags=mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if file < 0 else 0))
+        return mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without them gives ordinary pages
         mapping.madvise(getattr(mmap, advice))
     return mapping

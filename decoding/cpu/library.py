@@ -32,12 +32,6 @@ def library() -> ctypes.CDLL | None:
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
 
 
-def identity() -> str:
-    """Name the library: of other sources, another compiler or another processor it is another one; empty if none."""
-    built = library()
-    return "" if built is None else Path(built._name).name
-
-
 def cache_folder() -> Path:
     """Return the folder that keeps what is made for this machine once."""
     return Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")

@@ -10,7 +10,7 @@ Shapes: N lines, I inputs, O outputs, V lines of an embedding.
 import ctypes
 from collections.abc import Mapping
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -46,30 +46,26 @@ class KernelLinear(torch.nn.Module):
         self._linear = self.described()
 
     @classmethod
-    def over(cls, packed: torch.Tensor, bias_O: torch.Tensor | None, numbers: Mapping[str, int]) -> Self:
-        """Return a layer over memory where its weight is laid out already, with the `numbers` of that layer."""
+    def of(cls, state: Mapping[str, Any], *, is_lent: bool = False) -> Self:
+        """Return the layer whose `state` this is, over the same memory."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
-        vars(layer).update(numbers)
-        layer.bias, layer._packed = bias_O, packed
+        vars(layer).update(state["numbers"])
+        layer.bias, layer._packed, layer.is_lent = state["bias"], state["packed"].view(state["dtype"]), is_lent
         function = kernel_for(layer.dtype, layer.in_features)
         assert function is not None, "what was laid out here can be multiplied here"
         layer._function, layer._linear = function, layer.described()
         return layer
 
-    @property
-    def packed(self) -> torch.Tensor:
-        """The weight as it is laid out."""
-        return self._packed
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """What else describes the layer, for `over`."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+    def state(self) -> dict[str, Any]:
+        """Return what describes the layer, with its weight as bytes."""
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        packed = self._packed.view(torch.uint8)
+        return {"packed": packed, "dtype": self._packed.dtype, "bias": self.bias, "numbers": numbers}
 
     def move(self, packed: torch.Tensor, *, is_lent: bool) -> None:
-        """Take the same weight in other memory: describe the layer again."""
-        self._packed, self.is_lent = packed, is_lent
+        """Take the bytes of the same weight in other memory: describe the layer again."""
+        self._packed, self.is_lent = packed.view(self._packed.dtype), is_lent
         self._linear = self.described()
         self._share()
 

@@ -84,10 +84,10 @@ class LiveWeights:
     @torch.inference_mode()
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write weights that `check` has returned in the place of those in use; what is lent is copied before."""
-        if lent := [layer for layer in packed_layers(self._network) if layer.is_lent]:
-            memory = HugePages(sum(layer.packed.nbytes for layer in lent) * 33 // 32)
-            for layer in lent:
-                layer.move(memory.copy(layer.packed), is_lent=False)
+        lent = [layer for layer in packed_layers(self._network) if layer.is_lent]
+        memory = HugePages(sum(layer.state()["packed"].nbytes for layer in lent) * 33 // 32)
+        for layer in lent:
+            layer.move(memory.copy(layer.state()["packed"]), is_lent=False)
         slices: dict[int, list[tuple[str, LinearSlice]]] = {}
         for name, module in _modules(self._network):
             if isinstance(module, LinearSlice):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from decoding.cpu.huge_pages import HugePages, WeightFiles
+from decoding.cpu.huge_pages import HugePages
 from decoding.device import give_back_freed_memory
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedLinear, coded_layer
@@ -133,16 +133,12 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
         for name, child in parent.named_children()
         if type(child).__name__ in _EMBEDDINGS
     ]
-    files = WeightFiles()
     of_both: dict[torch.Tensor, KernelLinear] = {}  # by the weight of an embedding that is the head's, too
     # A list with the plain layers would keep their weights beside the packed ones.
     for parent in [module for module in network.modules() if type(module) is not torch.nn.Linear]:
         for names in together:
             if all(hasattr(parent, name) for name in names):
-                parts = [getattr(parent, name) for name in names]
                 fuse_linears(parent, names, memory, is_exact)
-                for part in parts:
-                    files.let_go(part.weight)
         for name, child in list(parent.named_children()):
             if type(child) is not torch.nn.Linear:
                 continue
@@ -152,7 +148,6 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
                     of_both[child.weight] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
-                files.let_go(child.weight)
                 del child
                 give_back_freed_memory()
     for parent, name, embedding in embeddings:

@@ -1,135 +1,89 @@
-"""KeptFile: weights as they are laid out for one processor, in one file that all engines of a machine map.
+"""Files of kept weights: written whole or not at all, and mapped once they are found to be what was written.
 
-The tensors come first, then their description as JSON, then its digest, its size and a mark. The pages of a mapping are
-those of all engines; what one writes there it has alone. A file is used only if it has the key that is asked for, and
-if the sums of its bytes are those of its description. Neither its name nor its date is trusted.
+torch reads them (`weights_only`, so they hold numbers and names alone). The pages of a mapping are those of all that
+map the file; what a process writes there it has alone. Neither the name of a file nor its date is trusted.
 """
 
 import hashlib
-import json
-import math
-import os
+import mmap
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from decoding.cpu.huge_pages import has_huge_pages, mapped_file, zeros_in_huge_pages
+from decoding.cpu.huge_pages import HugePages, advise, has_huge_pages
 
-_MARK = b"Dray kept weights 1\n"
-_ALIGNMENT = 64  # bytes, as the kernels read them
-_SIZE, _DIGEST = 8, 32  # bytes of the description's size and digest
 _SUMMED = 1 << 18  # numbers of 8 bytes that have a sum
-_CHUNK = 64 << 20  # bytes that are written at once
-_Description = dict[str, Any]
-_Bytes = NDArray[np.uint8]
-Entry = Sequence[Any]  # of a tensor: where it begins, its dtype, its shape
+Content = dict[str, Any]
 
 
-class KeptFile:
-    """A file that has the key that was asked for, mapped."""
-
-    def __init__(self, place: Path, key: Mapping[str, str]) -> None:
-        """Map the file; raise OSError, or a ValueError that says what is wrong with its description."""
-        with place.open("rb") as file:
-            self.description = _described(file)
-            if self.description["key"] != key:
-                raise ValueError("it is of other weights, or for another processor or version")
-            self._memory = mapped_file(file.fileno(), self.description["num_bytes"])
-
-    @classmethod
-    def whole(cls, place: Path, key: Mapping[str, str]) -> "KeptFile":
-        """Return a file whose bytes are all right, or raise an error as above.
-
-        It is read into memory of its own where its mapping has no huge pages, since weights are slow without them.
-        """
-        kept = cls(place, key)
-        if _sums(kept._memory.numpy()).hex() != kept.description["sums"]:
-            raise ValueError("its weights are damaged")
-        if not kept.is_shared:
-            kept._memory = zeros_in_huge_pages(len(kept._memory))
-            with place.open("rb", buffering=0) as file:
-                into = memoryview(kept._memory.numpy())  # type: ignore[arg-type]
-                while into and (num_read := file.readinto(into)):
-                    into = into[num_read:]
-        return kept
-
-    @cached_property
-    def is_shared(self) -> bool:
-        """Whether its pages are those of all that map it, and huge."""
-        return has_huge_pages(self._memory)
-
-    def tensor(self, entry: Entry) -> torch.Tensor:
-        """Return a tensor in the memory of the file."""
-        first, dtype, shape = entry[0], getattr(torch, entry[1]), entry[2]
-        return self._memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+def write(place: Path, content: Content) -> None:
+    """Write a file; raise OSError or RuntimeError if it cannot be written."""
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
+        made = Path(scratch) / "made"
+        torch.save({**content, "digest": _digest(content)}, made)
+        made.rename(place)
 
 
-class Parts:
-    """Tensors that are to be written, each with its place in the file."""
-
-    def __init__(self) -> None:
-        self._parts: list[torch.Tensor] = []
-        self.num_bytes = 0
-
-    def add(self, tensor: torch.Tensor) -> Entry:
-        """Return where this tensor will be."""
-        first = self.num_bytes
-        self._parts.append(tensor.detach().contiguous())
-        self.num_bytes += -(-self._parts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
-        return [first, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-
-    def write(self, place: Path, description: _Description) -> None:
-        """Write the file, whole or not at all; raise OSError if it cannot be."""
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
-            made, sums = Path(scratch) / place.name, b""
-            with made.open("wb") as file:
-                for chunk in self._chunks():
-                    file.write(chunk.data)
-                    sums += _sums(chunk)
-                said = json.dumps({**description, "num_bytes": self.num_bytes, "sums": sums.hex()}).encode()
-                file.write(said + hashlib.sha256(said).digest() + len(said).to_bytes(_SIZE, "little") + _MARK)
-            made.rename(place)
-
-    def _chunks(self) -> Iterator[_Bytes]:
-        """Yield the bytes of the file in long pieces, since what is written so is in huge pages when it is mapped."""
-        room, num_used = np.empty(_CHUNK, np.uint8), 0
-        for part in self._parts:
-            for left in (part.flatten().view(torch.uint8).numpy(), np.zeros(-part.nbytes % _ALIGNMENT, np.uint8)):
-                while len(left):
-                    num = min(len(left), _CHUNK - num_used)
-                    room[num_used : num_used + num] = left[:num]
-                    left, num_used = left[num:], num_used + num
-                    if num_used == _CHUNK:
-                        yield room
-                        num_used = 0
-        yield room[:num_used]
+def mapped(place: Path, key: Mapping[str, str]) -> Content:
+    """Return the content of a file that has this key; raise OSError, or a ValueError that says what it has instead."""
+    try:
+        content: Content = torch.load(place, mmap=True, weights_only=True)
+        found = content["key"]
+    except OSError:
+        raise
+    except Exception as error:  # whatever is met in a damaged file
+        raise ValueError(f"it is damaged ({type(error).__name__})") from error
+    if found != key:
+        raise ValueError("it is of other weights, or for another processor or version")
+    for memory in _memories(content):
+        advise(memory, mmap.MADV_HUGEPAGE)
+    return content
 
 
-def _sums(content: _Bytes) -> bytes:
-    """Return the sums of the numbers in each part of some bytes, which any change of one number changes."""
-    words = content.view(np.uint64)
-    sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED)) if len(words) else words
-    return sums.tobytes()
+def is_shared(content: Content) -> bool:
+    """Tell whether the packed weights are in huge pages, which all that map the file have in common."""
+    return all(map(has_huge_pages, _memories(content)))
 
 
-def _described(file: BinaryIO) -> _Description:
-    """Return the description at the end of a file; raise a ValueError if there is none of the tensors before it."""
-    end = file.seek(0, os.SEEK_END) - _DIGEST - _SIZE - len(_MARK)
-    file.seek(max(end, 0))
-    digest, size, mark = file.read(_DIGEST), int.from_bytes(file.read(_SIZE), "little"), file.read()
-    if mark != _MARK or size > end:
-        raise ValueError("it is cut off")
-    file.seek(end - size)
-    said = file.read(size)
-    if hashlib.sha256(said).digest() != digest:
-        raise ValueError("its description is damaged")
-    description: _Description = json.loads(said)
-    if description["num_bytes"] != end - size:
-        raise ValueError("it is not whole")
-    return description
+def whole(place: Path, key: Mapping[str, str]) -> tuple[Content, bool]:
+    """Return the content of a file, of which each byte was read, and whether it `is_shared`; raise as `mapped`.
+
+    Where there are no huge pages for files, weights are copied into those of this process: they are read faster.
+    """
+    content = mapped(place, key)
+    digest = content.pop("digest", "")
+    if _digest(content) != digest:
+        raise ValueError("its weights are damaged")
+    if is_shared(content):
+        return content, True
+    memory = HugePages(sum(layer["packed"].nbytes for layer in content["layers"]) * 33 // 32)
+    for layer in content["layers"]:
+        shared, layer["packed"] = layer["packed"], memory.copy(layer["packed"])
+        advise(shared, mmap.MADV_DONTNEED)
+    return content, False
+
+
+def _memories(content: Content) -> list[torch.Tensor]:
+    """Return the bytes among which the packed weights lie."""
+    storages = {(each := layer["packed"].untyped_storage()).data_ptr(): each for layer in content["layers"]}
+    return [torch.empty(0, dtype=torch.uint8).set_(each) for each in storages.values()]
+
+
+def _digest(content: Any) -> str:
+    """Return a digest of names, numbers, and the sums of tensors: a change of one number changes it."""
+    if isinstance(content, torch.Tensor):
+        found: np.ndarray = content.detach().flatten().view(torch.uint8).numpy()
+        words, rest = found[: len(found) // 8 * 8].view(np.uint64), found[len(found) // 8 * 8 :]
+        sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED)) if len(words) else words
+        said = f"{content.dtype} {tuple(content.shape)}".encode() + sums.tobytes() + rest.tobytes()
+    elif isinstance(content, dict):
+        said = "".join(f"{name!r} {_digest(each)}\n" for name, each in content.items()).encode()
+    elif isinstance(content, list | tuple):
+        said = "".join(map(_digest, content)).encode()
+    else:
+        said = repr(content).encode()
+    return hashlib.sha256(said).hexdigest()

@@ -7,59 +7,40 @@ import torch
 from decoding.fused.coded_linear import CodedLinear
 from decoding.fused.linear import KernelLinear, PackedEmbedding
 from decoding.fused.packed_linear import LinearSlice, packed_layers
-from decoding.kept.file import KeptFile, Parts
+from decoding.kept.file import Content
 
 _KINDS: dict[str, type[KernelLinear]] = {kind.__name__: kind for kind in (KernelLinear, CodedLinear)}
+# What stands in the places of a network's own layers, and shows all of a packed one, some lines of it, or asked ones.
+_SHOWN: dict[str, Any] = {"all": lambda layer: layer, "slice": LinearSlice, "embedding": PackedEmbedding}
 
 
-def described(network: torch.nn.Module, parts: Parts) -> dict[str, Any]:
-    """Describe the packed layers of a network, where they stand, and its other tensors, all of which become parts."""
+def described(network: torch.nn.Module) -> Content:
+    """Return the packed layers of a network, where they stand, and its other tensors."""
     layers = packed_layers(network)
     number: dict[torch.nn.Module, int] = {layer: index for index, layer in enumerate(layers)}
     places: list[tuple[Any, ...]] = []
     for name, module in network.named_modules():
         if isinstance(module, KernelLinear):
-            places.append((name, "layer", number[module]))
+            places.append((name, "all", number[module]))
         elif isinstance(module, LinearSlice):
             places.append((name, "slice", number[module.fused], module.first, module.last))
         elif isinstance(module, PackedEmbedding):
-            scale = None if module.scale is None else parts.add(module.scale)
-            places.append((name, "embedding", number[module.layer], scale))
-    return {
-        "layers": [
-            {
-                "kind": type(layer).__name__,
-                "numbers": layer.numbers,
-                "packed": parts.add(layer.packed),
-                "bias": None if layer.bias is None else parts.add(layer.bias),
-            }
-            for layer in layers
-        ],
-        "places": places,
-        "tensors": {name: parts.add(tensor) for name, tensor in network.state_dict().items()},
-    }
+            places.append((name, "embedding", number[module.layer], module.scale))
+    states = [{"kind": type(layer).__name__, **layer.state()} for layer in layers]
+    return {"layers": states, "places": places, "tensors": dict(network.state_dict())}
 
 
-def put_into(network: torch.nn.Module, kept: KeptFile) -> None:
+def put_into(network: torch.nn.Module, content: Content, *, is_lent: bool) -> None:
     """Put the packed layers of a file into the places of a network's own."""
-    layers = []
-    for said in kept.description["layers"]:
-        bias = None if said["bias"] is None else kept.tensor(said["bias"])
-        layers.append(_KINDS[said["kind"]].over(kept.tensor(said["packed"]), bias, said["numbers"]))
-        layers[-1].is_lent = kept.is_shared
-    for name, kind, number, *more in kept.description["places"]:
-        module: torch.nn.Module = layers[number]
-        if kind == "slice":
-            module = LinearSlice(module, *more)
-        elif kind == "embedding":
-            module = PackedEmbedding(layers[number], None if more[0] is None else kept.tensor(more[0]))
+    layers = [_KINDS[state["kind"]].of(state, is_lent=is_lent) for state in content["layers"]]
+    for name, shown, number, *more in content["places"]:
         parent, _, own = name.rpartition(".")
-        setattr(network.get_submodule(parent), own, module)
+        setattr(network.get_submodule(parent), own, _SHOWN[shown](layers[number], *more))
 
 
-def lend(network: torch.nn.Module, kept: KeptFile) -> None:
-    """Let a network have its weights, which were written into this file, in the file's memory alone."""
-    for layer, said in zip(packed_layers(network), kept.description["layers"], strict=True):
-        layer.move(kept.tensor(said["packed"]), is_lent=True)
+def lend(network: torch.nn.Module, content: Content) -> None:
+    """Let a network have the weights that were written into a file in the memory of the file alone."""
+    for layer, state in zip(packed_layers(network), content["layers"], strict=True):
+        layer.move(state["packed"], is_lent=True)
     for name, tensor in network.state_dict(keep_vars=True).items():
-        tensor.data = kept.tensor(kept.description["tensors"][name])
+        tensor.data = content["tensors"][name]

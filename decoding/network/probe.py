@@ -38,35 +38,26 @@ _log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """What a probe has found of a model."""
+    """What a probe finds of a model."""
 
     plain: list[torch.Tensor]  # each row's last logits [J, V] by plain forwards
     reach: int  # `Lengths.reach`
-    own: float  # the relative deviation from them of transformers' code on the slots
-    fused: float = 0.0  # and of what runs
-
-    @property
-    def deviation(self) -> float:
-        return max(self.own, self.fused)
+    own: float  # the relative deviation of transformers' code on the slots
+    fused: float  # and of fused layers
 
 
 def check_again(model: LanguageModel, name: str, found: Found) -> None:
-    """Measure a model that comes laid out against plain forwards of before; raise a ValueError if it is off."""
+    """Measure a model that comes laid out against the plain forwards of before; raise a ValueError if it is off."""
     model.speed_up()
     rows = ProbeRows.of(model.vocab_size, found.reach, model.max_positions)
     fused = float("inf") if model.fused is None else _fused_deviation(model, name, found.plain, rows)
     if not fused <= fused_tolerance(model.dtype, found.own):
         raise ValueError(f"its logits are off by {fused:.1e} of their size")
-    model.close_call = close_call_margin(model.dtype, found._replace(fused=fused).deviation)
+    model.close_call = close_call_margin(model.dtype, max(fused, found.own))
 
 
 def check_model(model: LanguageModel, name: str) -> float:
-    """Return the relative deviation found; raise a ValueError that quotes it if it is too large, as `probed` says."""
-    return probed(model, name).deviation
-
-
-def probed(model: LanguageModel, name: str) -> Found:
-    """Return what is found; raise a ValueError that quotes the relative deviation if it is too large.
+    """Return the relative deviation found; raise a ValueError that quotes it if it is too large.
 
     A network that can be made faster (`LanguageModel.speed_up`) is then made so, and measured again against what it
     computed before anything was changed. The model's cache is lost, and its tap is taken off.
@@ -87,29 +78,31 @@ def probed(model: LanguageModel, name: str) -> Found:
             f"damaged, or {str(model.dtype).removeprefix('torch.')} is too narrow for it; copy or download it again, "
             "or choose another dtype"
         )
-    own = _checked(model, name, plain, rows)
-    packs_rows = model.packs_rows
+    deviation = _checked(model, name, plain, rows)
+    model.found, packs_rows = None, model.packs_rows
     model.may_fuse = lengths.may_fuse
     model.speed_up()
     if model.fused is not None:
-        fused = _fused_deviation(model, name, plain, rows)
-        if not fused <= fused_tolerance(model.dtype, own, is_fp8=model.is_fp8):
-            _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
+        fused_deviation = _fused_deviation(model, name, plain, rows)
+        if not fused_deviation <= fused_tolerance(model.dtype, deviation, is_fp8=model.is_fp8):
+            _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
-            if fused == float("inf") and model.has_exact_products:  # they may be what cannot run
+            if fused_deviation == float("inf") and model.has_exact_products:  # they may be what cannot run
                 use_library_products(model.network)
                 model.exact = "off"
+        else:
+            model.found = Found(plain, lengths.reach, deviation, fused_deviation)
     try:
-        found = Found(plain, lengths.reach, own, fused if model.fused else _checked(model, name, plain, rows))
+        deviation = max(deviation, model.found.fused if model.found else _checked(model, name, plain, rows))
     except ValueError as error:
         raise ValueError(
             f"{name!r} computes the same on the slot cache, but not with its weights laid out for this processor; "
             f"set DRAY_KERNELS=off to run without our kernels, and report this ({error})"
         ) from error
-    model.close_call = close_call_margin(model.dtype, found.deviation)
+    model.close_call = close_call_margin(model.dtype, deviation)
     if model.has_exact_products:
         model.is_measured_invariant = is_invariant(model)
-    return found
+    return deviation
 
 
 def _fused_deviation(model: LanguageModel, name: str, plain: list[torch.Tensor], rows: ProbeRows) -> float:

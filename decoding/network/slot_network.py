@@ -26,7 +26,6 @@ from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
-from decoding.cpu.huge_pages import WeightFiles
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.coded_linear import CodedLinear
@@ -75,6 +74,7 @@ class SlotNetwork(ABC):
         self.may_fuse = True  # whether the probe has found nothing that forbids it
         self.is_sped_up = False
         self.num_coded_layers = 0  # that multiply codes of 4 or 8 bits, once it is sped up
+        self.found: Any = None  # by the probe, if the layers are fused
         self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
         self.is_measured_invariant = False
         self.layers = layers
@@ -124,20 +124,16 @@ class SlotNetwork(ABC):
         self.is_sped_up = True
         fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
         if not self.is_kept:
-            self._pack(FUSED_LINEARS if fits else ())
-        self.num_coded_layers = len(coded_layers(self.network))
-        self.fused = FusedDecoder(self.network, self.layers) if fits else None
-
-    def _pack(self, together: Seq[tuple[str, ...]]) -> None:
-        """Pack the linear layers, those named `together` as one, and let go of the files."""
-        pack_linears(self.network, together, self.has_exact_products)
-        read = [each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding)]
-        coded = [*coded_layers(self.network), *(layer for layer in read if isinstance(layer, CodedLinear))]
-        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded))
-        files = WeightFiles() if self.device.type == "cpu" else None
-        for weight in weights_of(self.network):  # the others keep all of their file mapped
-            if files is not None and files.hold(weight):
+            pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
+        coded = coded_layers(self.network)
+        self.num_coded_layers = len(coded)
+        read = (each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding))
+        coded = list(dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))]))
+        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in coded)
+        if self.device.type == "cpu" and not self.is_kept:  # others may keep all of a mapped file
+            for weight in weights_of(self.network):
                 weight.data = weight.data.clone()
+        self.fused = FusedDecoder(self.network, self.layers) if fits else None
 
     def _forward(
         self,
