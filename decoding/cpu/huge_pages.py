@@ -55,7 +55,7 @@ def has_huge_pages(mapped: torch.Tensor) -> bool:
         for name, *values in map(str.split, lines):
             if "-" in name:
                 first, end = (int(each, 16) for each in name.split("-"))
-                is_here = first <= mapped.data_ptr() < end
+                is_here = first < mapped.data_ptr() + len(mapped) and mapped.data_ptr() < end
             elif is_here and name in found:
                 found[name] += int(values[0]) << 10
     return num_pages < _SAMPLED or found["FilePmdMapped:"] >= 0.95 * (found["Rss:"] - 2 * _PAGE) > 0
