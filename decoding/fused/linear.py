@@ -189,12 +189,24 @@ class PackedEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the line of each id, [..., I]."""
-        found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        found = embedded(ids, self.layer)
         return found if self.scale is None else found * self.scale.to(found.dtype)
 
     def replace(self, weight_VI: torch.Tensor, _: object) -> None:
         """Take other numbers of the same shapes."""
         self.layer.replace(weight_VI, None)
+
+
+def source_of(embedding: Any) -> Any:
+    """Return what `embedded` reads of an embedding."""
+    return embedding.layer if isinstance(embedding, PackedEmbedding) else embedding.weight
+
+
+def embedded(ids: torch.Tensor, source: KernelLinear | torch.Tensor) -> torch.Tensor:
+    """Return the line of each id, [..., I], in a packed layer or a weight, without any scale."""
+    if isinstance(source, KernelLinear):
+        return source.lines(ids.flatten()).view(*ids.shape, source.in_features)
+    return torch.nn.functional.embedding(ids, source)
 
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
