@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
-  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-real bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -51,8 +51,8 @@ test-fast: setup  ## run the default tests that need no Ray, about 20 minutes on
 	$(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, with those of a processor without
-# AVX2, and with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for.
-test-processors: setup  ## run tests/decoding six times, as six kinds of processor would
+# AVX2, with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for, and with the tiles of AMX written out in C.
+test-processors: setup  ## run tests/decoding seven times, as seven kinds of processor would
 	@grep -m 1 'model name' /proc/cpuinfo
 	$(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
@@ -60,6 +60,7 @@ test-processors: setup  ## run tests/decoding six times, as six kinds of process
 	DRAY_KERNELS_MARCH=x86-64-v3 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS_MARCH=x86-64-v2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	OPENBLAS_CORETYPE=Haswell $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+	DRAY_KERNELS_TILES=emulated $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \
@@ -197,6 +198,12 @@ bench-quick: setup  ## plain and adaptive decoding with the bundled pair, about 
 	$(BIN)/python -m benchmarks.decoder --pair examples/tiny_pair --prompts-file examples/prompts.jsonl --dtype float32 \
 	  --only 'plain,adaptive*,transformers-batched' --batches 1,16 --json out/bench-quick.json
 
+bench-real: setup .real-models/installed  ## measure two real models and other systems beside them (those that make peers has installed): half an hour
+	for model in SmolLM2-135M-Instruct.Q4_1 gemma-3-270m-q4_k_m; do for dtype in float32 bfloat16; do \
+	  $(BIN)/python -m benchmarks.decoder --pair .real-models/$$model.gguf --dtype $$dtype --batches 1,8,32 --few 2 --repeats 3 \
+	    --only 'plain,transformers-looped,transformers-batched,openvino,vllm,llamacpp' --reference 0 --no-raw --memory plain@8 \
+	    --json benchmarks/results/real-$$model-$$dtype.json || exit; done; done
+
 bench-serve: setup  ## measure the endpoint against the engine alone, and under more than it can take: some minutes
 	$(BIN)/python -m benchmarks.serving --json out/bench-serve.json
 
@@ -236,13 +243,18 @@ test-speculators: .venv-speculators/installed  ## compare draft heads with specu
 	.venv-speculators/bin/python $(PEER_PIP) -c $< --no-deps speculators hs-connectors
 	touch $@
 
-peers: .venv-openvino/installed .venv-vllm/installed  ## environments of the systems that bench compares with (5 GB)
+peers: .venv-openvino/installed .venv-vllm/installed .venv-llamacpp/installed  ## environments of the systems that bench compares with (5 GB)
 
 # Text models only: a torchvision that does not fit the CPU build of torch would keep transformers from importing.
 .venv-openvino/installed:
 	$(PYTHON) -m venv .venv-openvino
 	.venv-openvino/bin/python $(PEER_PIP) openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0
 	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision
+	touch $@
+
+.venv-llamacpp/installed:
+	$(PYTHON) -m venv .venv-llamacpp
+	.venv-llamacpp/bin/python $(PEER_PIP) xllamacpp==2026.10.11549
 	touch $@
 
 # The file names every package, so that nothing is left to resolve.

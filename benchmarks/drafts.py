@@ -1,9 +1,10 @@
 """What a draft is worth on a pair: `python -m benchmarks.drafts`, plain decoding and adaptive drafts in turn.
 
 Each repeat generates the same prompts plainly and with every draft. They take turns of a fraction of a second, so that
-other work on the machine slows all alike; a speed-up is the median of the repeats' own ratios. All must write the same
-text. One row at a time they write about a hundred texts, and several rows at once the demo's and 300 more by the same
-rules: what is learned of a draft in the first rounds is a large part of a short pass, and not of a run of hours.
+other work on the machine slows all alike; a speed-up is the median of the repeats' own ratios. Plain decoding takes
+part twice: how far the second time is from the first one tells how exact the table is. All must write the same text.
+One row at a time they write about a hundred texts, and several rows at once the demo's and 300 more by the same rules:
+what is learned of a draft in the first rounds is a large part of a short pass, and not of a run of hours.
 
 With `--heads out/heads` the drafts are those of `python -m examples.tiny_pair.with_heads --out out/heads` and the
 bundled head, each beside its own target. Then acceptance lengths with drafts of a fixed length are measured first,
@@ -32,6 +33,7 @@ from pipeline.counts import Counts
 
 PAIR, PROMPTS = Path("examples/tiny_pair"), Path("examples/prompts.jsonl")
 _MAX_MODEL_LEN = 512
+TWIN = "none, again"  # a second engine with the same settings: how much its speed differs is the table's noise
 COLUMNS = (
     ("draft", "draft", ""),
     ("rows at once", "rows_at_once", ""),
@@ -95,13 +97,14 @@ def main(arguments: Seq[str] | None = None) -> None:
         own = EngineOptions(
             num_slots=batch, max_model_len=_MAX_MODEL_LEN, num_speculative_tokens=options.num_draft_tokens
         )
-        tried: list[tuple[str | None, EngineOptions]] = [(None, replace(own, drafter="none"))]
+        plain = replace(own, drafter="none")
+        tried: list[tuple[str | None, EngineOptions]] = [(None, plain), (None, plain)]
         ways = (own,) if name else (own, replace(own, drafter="hybrid"))
         tried += [(draft, each) for draft in drafts for each in ways]
         parts = load_beside(target, tried, options.device, options.dtype)
-        names = [
-            "none" if draft is None else name or f"{Path(draft).name} ({each.drafter_name})"
-            for (draft, _), each in zip(tried, parts, strict=True)
+        names = ["none", TWIN] + [
+            name or f"{Path(str(draft)).name} ({each.drafter_name})"
+            for (draft, _), each in zip(tried[2:], parts[2:], strict=True)
         ]
         found = over_plain(
             dict(zip(names, parts, strict=True)), [each for _, each in tried], partial(rows, some), options.repeats

@@ -19,6 +19,7 @@ from benchmarks.harness import seconds_of
 from decoding.codes.gguf_tensors import CodedTensor
 from decoding.codes.weight import CodedWeight
 from decoding.fused.coded_linear import CodedLinear
+from decoding.fused.kernels import linear_kind
 from decoding.fused.linear import KernelLinear, kernel_function
 from decoding.fused.packed_linear import PackedLinear, can_pack
 
@@ -44,7 +45,7 @@ def main() -> None:
         kinds["oneDNN, packed"] = [PackedLinear(weight, None) for weight in weights]
     function = kernel_function(weights[0])
     if function is not None:
-        kinds["our kernel"] = [KernelLinear(weight, None, function) for weight in weights]
+        kinds[f"our kernel, {linear_kind(dtype)}"] = [KernelLinear(weight, None, function) for weight in weights]
         for name in options.codes if dtype is torch.float32 else ():
             kinds[name] = [CodedLinear(_quantized(weight, name), None, function) for weight in weights]
     print(f"{num_bytes / 1e6:.0f} MB of {dtype} weights, {torch.get_num_threads()} threads, least of {_REPEATS}")

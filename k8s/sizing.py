@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import GIB, Footprint, footprint_of
+from decoding.checkpoint.quantized.packed_format import packed_layout
 from decoding.engine.options import EngineOptions
 
 GPU_GIB = {  # as CUDA reports them to programs
@@ -58,6 +59,7 @@ def config_of(name: str) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     try:
         fp8_format(config)
+        packed_layout(config)
     except ValueError as error:
         raise ValueError(f"{name!r} {error}") from error
     return config

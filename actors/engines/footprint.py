@@ -7,10 +7,10 @@ import torch
 
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.loading import Footprint, footprint_of
+from decoding.checkpoint.loading import Footprint, footprint_of, made_of
+from decoding.checkpoint.model_files import codes_in
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import OWN_HEAD
-from decoding.codes.gguf_tensors import kept_codes
 from decoding.engine.options import settle_max_model_len
 from decoding.fused.coded_linear import codes_run
 from decoding.heads.assistant_folder import fitting_assistant
@@ -33,8 +33,8 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
         if not _codes_run(settings, model):
             return found
-        saved = {tensor.offset: tensor.num_bytes_saved for tensor in kept_codes(model).values()}
-        return replace(found, weights=found.weights - sum(saved.values()))
+        saved = sum(tensor.num_bytes_saved for tensor in set(codes_in(model).values()))  # a shared one counts once
+        return replace(found, weights=found.weights - saved)
     elif is_assistant(model):
         num_weights, per_token = fitting_assistant(model, *target).num_weights, 0
     else:
@@ -45,7 +45,9 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:
     """Return of what a model folder was made, and whether its codes are multiplied as they are; or nothing."""
-    return origin_in_words(model, is_coded=_codes_run(settings, model))
+    if settings.engine.backend != "dray":
+        return origin_in_words(model)
+    return made_of(model, settings.models.dtype, is_coded=_codes_run(settings, model))
 
 
 def _codes_run(settings: GeneratorSettings, model: str) -> bool:

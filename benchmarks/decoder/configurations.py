@@ -13,7 +13,7 @@ from decoding.drafters import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.slot_network import Exact
 
-System = Literal["engine", "transformers", "openvino", "vllm"]
+System = Literal["engine", "transformers", "openvino", "vllm", "llamacpp"]
 MAX_FIXED = 8
 
 
@@ -76,6 +76,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("vllm", "vllm", "plain"),
     Configuration("vllm-draft", "vllm", "draft", num_draft_tokens=4),
     Configuration("vllm-ngram", "vllm", "ngram", num_draft_tokens=4),
+    Configuration("llamacpp", "llamacpp", "plain"),
 )
 
 

@@ -11,6 +11,7 @@ from benchmarks.decoder.configurations import select
 from benchmarks.harness import listed
 from benchmarks.pair_factory import SHAPES, cached_pair
 from decoding import SamplingParams
+from decoding.checkpoint.supported import model_folder
 from decoding.network.slot_network import Exact
 
 CORPORA = ("auto", "random", "text", "templated")
@@ -39,7 +40,7 @@ class BenchOptions:
     """One run of the benchmark. An invalid value is a ValueError that says what is allowed."""
 
     pair: Path | None = _flag(
-        None, "with target/ and draft/ (default %(default)s; None: one is made)", type=Path, metavar="FOLDER"
+        None, "with target/ and draft/, or a GGUF file (default %(default)s: one is made)", type=Path, metavar="FOLDER"
     )
     size: str = _flag("medium", "size of the pair that is made (default %(default)s)", choices=SHAPES)
     acceptance: float = _flag(0.8, "its greedy acceptance rate", type=float, metavar="RATE")
@@ -78,7 +79,8 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         """Check every field that argparse does not."""
-        _require(self.pair is None or (self.pair / "target").is_dir(), "pair", "a folder with target/", self.pair)
+        is_pair = self.pair is None or self.file is not None or (self.pair / "target").is_dir()
+        _require(is_pair, "pair", "a folder with target/, or a GGUF file", self.pair)
         _require(0 < self.acceptance < 1, "acceptance", "between 0 and 1", self.acceptance)
         require_at_least_1(self, "threads", "repeats", "prompts", "few", "new_tokens", "samples")
         _require(bool(self.batches) and min(self.batches) >= 1, "batches", "numbers from 1 up", self.batches)
@@ -126,9 +128,21 @@ class BenchOptions:
         rows = min(self.prompts, max(self.few, 2 * batch))
         return -(-rows // self.samples) * self.samples
 
+    @property
+    def file(self) -> Path | None:
+        """The GGUF file that is measured in place of a pair."""
+        return self.pair if self.pair is not None and self.pair.suffix == ".gguf" and self.pair.is_file() else None
+
     def pair_folder(self) -> Path:
-        """Return the folder of the pair; make it if none was named."""
-        return self.pair or cached_pair(self.cache, self.size, self.acceptance, self.dtype, self.device)
+        """Return the folder of the pair; make it if none was named. A GGUF file has no draft but itself."""
+        if self.file is None:
+            return self.pair or cached_pair(self.cache, self.size, self.acceptance, self.dtype, self.device)
+        folder = self.cache / "files" / self.file.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("target", "draft"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(model_folder(str(self.file)))
+        return folder
 
 
 def add_flags(parser: argparse._ActionsContainer, *names: str, **defaults: Any) -> None:

@@ -84,6 +84,8 @@ class Peers:
             raise PeerError("measured on CPU only")
         if self.options.temperature:
             raise PeerError("measured greedily only")
+        if configuration.system == "llamacpp" and self.options.file is None:
+            raise PeerError("it reads GGUF files only (--pair FILE.gguf)")
         if not self._python(configuration.system).exists():
             raise PeerError("not installed (make peers)")
         if configuration.name not in self._workers:
@@ -99,6 +101,7 @@ class Peers:
                     "target": str(self.pair / "target"),
                     "draft": str(self.pair / "draft"),
                     "cache": str(self.options.cache / "converted" / f"{self.pair.parent.name}-{self.pair.name}"),
+                    "file": str(self.options.file),
                     "mode": configuration.mode,
                     "num_draft_tokens": configuration.num_draft_tokens,
                     "dtype": self.options.dtype,

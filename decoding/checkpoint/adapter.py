@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.model_files import check_kind, check_weights, kept_folder, read_json, weight_files
+from decoding.checkpoint.model_files import check_kind, check_weights, is_packed, kept_folder, read_json, weight_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
@@ -75,10 +75,10 @@ def base_of(folder: Path, base_folder: Callable[[str], str]) -> str:
         raise ValueError(
             f"the adapter in {str(folder)!r} needs its base model, which {CONFIG} calls {name!r}: {error}"
         ) from error
-    if fp8_format(read_json(Path(base) / "config.json")) is not None:
+    if fp8_format(read_json(Path(base) / "config.json")) is not None or is_packed(base):
         raise ValueError(
-            f"the base model {name!r} of the adapter in {str(folder)!r} has FP8 weights, into which nothing can be "
-            "merged without rounding; name a base in bfloat16 there"
+            f"the base model {name!r} of the adapter in {str(folder)!r} has FP8 or packed weights, into which "
+            "nothing can be merged without rounding; name a base in bfloat16 there"
         )
     return base
 

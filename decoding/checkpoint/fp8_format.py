@@ -21,6 +21,7 @@ import torch
 from transformers import PretrainedConfig
 
 from decoding.checkpoint.layer_subset import changed_class
+from decoding.checkpoint.quantized.words import Known, check, groups_in, inner, names_in, read_as, require
 from decoding.fp8.linear import Arithmetic, Fp8Linear, Scaling
 
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 
 _BLOCK = 128
 _DTYPES = ("bfloat16", "float16")
-_EXPERTS = re.compile(r"(.*_)?num_(local_|routed_)?experts|n_routed_experts")
-_FIELDS = ("quantization_config", "compression_config")  # the second is how llm-compressor's first versions say it
 # What each field of a configuration must say, if it says anything. None: the field is read below.
-_FP8_FIELDS: dict[str, tuple[Any, ...] | None] = {
+_FP8_FIELDS: Known = {
     "activation_scheme": ("dynamic",),
     "dequantize": (False,),
     "fmt": ("e4m3", "float8_e4m3fn"),
@@ -41,25 +40,7 @@ _FP8_FIELDS: dict[str, tuple[Any, ...] | None] = {
     "scale_fmt": ("float",),
     "weight_block_size": ([_BLOCK, _BLOCK],),
 }
-_COMPRESSED_FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "config_groups": None,
-    "format": ("float-quantized",),
-    "global_compression_ratio": None,
-    "ignore": None,
-    "kv_cache_scheme": (),
-    "quantization_status": ("compressed", "frozen"),
-    "sparsity_config": None,
-    "transform_config": ({},),
-    "version": None,
-}
-_GROUP_FIELDS: dict[str, tuple[Any, ...] | None] = {
-    "format": ("float-quantized",),
-    "input_activations": None,
-    "output_activations": (),
-    "targets": None,
-    "weights": None,
-}
-_NUMBERS: dict[str, tuple[Any, ...] | None] = {
+_NUMBERS: Known = {
     "num_bits": (8,),
     "type": ("float",),
     "symmetric": (True,),
@@ -91,32 +72,11 @@ class Fp8Format:
 
 
 def fp8_format(config: PretrainedConfig | Mapping[str, Any]) -> Fp8Format | None:
-    """Return the format of a checkpoint with this configuration, None if it is not quantized.
+    """Return the format of a checkpoint with this configuration, None if it has no FP8 weights.
 
     Raises a ValueError that names the method and what about it cannot be run.
     """
-    fields = config if isinstance(config, Mapping) else vars(config)
-    said, is_inner = _said(fields)
-    if said is None:
-        return None
-    is_bitsandbytes = said.get("load_in_4bit") or said.get("load_in_8bit")
-    method = str(said.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "quantization_config"))
-    try:
-        if is_inner or fields.get("text_config") is not None:
-            raise ValueError("it is a model of several parts")
-        if experts := next((name for name in fields if _EXPERTS.fullmatch(name) and fields[name]), None):
-            raise ValueError(f"it is a mixture of experts ({experts} is {fields[experts]})")
-        if method == "fp8":
-            return _fp8(said)
-        if method == "compressed-tensors":
-            return _compressed_tensors(said)
-        raise ValueError("the method is another one")
-    except ValueError as error:
-        raise ValueError(
-            f"is quantized ({method}), and Dray runs unquantized checkpoints, and FP8 ones with scales for blocks of "
-            f"{_BLOCK} x {_BLOCK} weights or for rows: {error}; use the original one, or a published one in that "
-            "form, or engine.backend vllm"
-        ) from None
+    return read_as(config, {"fp8": _fp8, "compressed-tensors": _compressed_tensors})
 
 
 def dtype_beside_fp8(config: PretrainedConfig, asked: str, name: str) -> str:
@@ -131,96 +91,32 @@ def dtype_beside_fp8(config: PretrainedConfig, asked: str, name: str) -> str:
     return dtype
 
 
-def without_format(config: PretrainedConfig) -> PretrainedConfig:
-    """Remove what `fp8_format` reads, so that transformers does not dequantize the checkpoint, and return the rest."""
-    for name in _FIELDS:
-        vars(config).pop(name, None)
-    return config
-
-
-def _said(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return what a configuration says of quantization, and whether it says so inside one of its parts."""
-    parts = [inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {}) for inner in fields.values()]
-    for part in (fields, *parts):
-        said = next((part[name] for name in _FIELDS if isinstance(part.get(name), Mapping)), None)
-        if said is not None:
-            return said, part is not fields
-    return None, False
-
-
 def _fp8(said: Mapping[str, Any]) -> Fp8Format:
-    _check(said, _FP8_FIELDS, "")
+    check(said, _FP8_FIELDS)
     # Without the first a weight has one scale, without the second the scales of activations are static.
-    _require(said, ("weight_block_size", "activation_scheme"), "it")
-    kept = _names(said, "modules_to_not_convert") or _names(said, "ignored_layers")
+    require(said, ("weight_block_size", "activation_scheme"), "it")
+    kept = names_in(said, "modules_to_not_convert") or names_in(said, "ignored_layers")
     return Fp8Format(Scaling("weight_scale_inv", _BLOCK, _BLOCK), None, kept)
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> Fp8Format:
-    _check(said, _COMPRESSED_FIELDS, "")
-    _require(said, ("config_groups", "format"), "it")
-    if (sparsity := _inner(said, "sparsity_config", "").get("format", "dense")) != "dense":
-        raise ValueError(f"sparsity_config.format is {sparsity!r}")
     strategies: set[str] = set()
     targets: list[str] = []
-    groups = _inner(said, "config_groups", "")
-    for name in groups:
-        group, where = _inner(groups, name, "config_groups."), f"config_groups.{name}."
-        _check(group, _GROUP_FIELDS, where)
-        weights, activations = (_inner(group, part, where) for part in ("weights", "input_activations"))
+    for where, group in groups_in(said, "float-quantized", {"input_activations": None}).items():
+        weights, activations = (inner(group, part, where) for part in ("weights", "input_activations"))
         strategy = weights.get("strategy")
         if not isinstance(strategy, str) or strategy not in _WEIGHTS:
-            raise ValueError(f"config_groups.{name}.weights.strategy is {strategy!r}")
-        _check(weights, _WEIGHTS[strategy], f"config_groups.{name}.weights.")
-        _check(activations, _ACTIVATIONS[strategy], f"config_groups.{name}.input_activations.")
-        _require(weights, ("type", "num_bits"), f"config_groups.{name}.weights")
-        _require(activations, ("type", "num_bits", "strategy", "dynamic"), f"config_groups.{name}.input_activations")
+            raise ValueError(f"{where}weights.strategy is {strategy!r}")
+        check(weights, _WEIGHTS[strategy], f"{where}weights.")
+        check(activations, _ACTIVATIONS[strategy], f"{where}input_activations.")
+        require(weights, ("type", "num_bits"), f"{where}weights")
+        require(activations, ("type", "num_bits", "strategy", "dynamic"), f"{where}input_activations")
         strategies.add(strategy)
-        targets += _names(group, "targets", where)
+        targets += names_in(group, "targets", where)
     if len(strategies) > 1:
         raise ValueError(f"its layers are of several kinds ({', '.join(sorted(strategies))})")
     scaling = Scaling("weight_scale", 1, None) if strategies == {"channel"} else Scaling("weight_scale", _BLOCK, _BLOCK)
-    return Fp8Format(scaling, tuple(targets), _names(said, "ignore"))
-
-
-def _inner(said: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    """Return what a field holds, nothing if it is absent; raise a ValueError if that has no fields of its own."""
-    value = said.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where}{name} is {value!r}")
-    return value
-
-
-def _names(said: Mapping[str, Any], name: str, where: str = "") -> tuple[str, ...]:
-    """Return the names and patterns in a field; raise a ValueError for what is no list of such."""
-    value = said.get(name) or ()
-    if not isinstance(value, list | tuple) or not all(isinstance(pattern, str) for pattern in value):
-        raise ValueError(f"{where}{name} is {value!r}, which is no list of names")
-    for pattern in (pattern for pattern in value if pattern.startswith("re:")):
-        try:
-            re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            raise ValueError(f"{where}{name} has {pattern!r}, which is no pattern ({error})") from None
-    return tuple(value)
-
-
-def _require(said: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
-    """Raise a ValueError for the first of these fields that says nothing."""
-    for name in names:
-        if not said.get(name):
-            raise ValueError(f"{what} does not say {name}")
-
-
-def _check(said: Mapping[str, Any], known: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
-    """Raise a ValueError for a field that says something other than what is known."""
-    for name, value in said.items():
-        if value is None or name == "quant_method":
-            continue
-        if name not in known:
-            raise ValueError(f"{where}{name} is {value!r}, which Dray does not know")
-        allowed = known[name]
-        if allowed is not None and (list(value) if isinstance(value, tuple) else value) not in allowed:
-            raise ValueError(f"{where}{name} is {value!r}")
+    return Fp8Format(scaling, tuple(targets), names_in(said, "ignore"))
 
 
 def _is_named(name: str, patterns: tuple[str, ...]) -> bool:

@@ -4,25 +4,29 @@ Its footprint, the memory that it takes on its device, is known from its configu
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format, without_format
+from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format
 from decoding.checkpoint.generation import end_token_ids, generation_of
+from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.layer_subset import whole_class
-from decoding.checkpoint.model_files import tensors_in, weight_files
+from decoding.checkpoint.model_files import codes_in, is_packed, packed_tensors, tensors_in, weight_files
+from decoding.checkpoint.quantized.words import without_format
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
-from decoding.codes.gguf_tensors import attach_codes
+from decoding.codes.packed_tensors import PackedTensor, read_tensor
+from decoding.codes.weight import Codes
 from decoding.device import pick_device
 from decoding.fp8 import exact
 from decoding.fp8.linear import arithmetic_on, weights_of
@@ -74,9 +78,12 @@ def load_network(
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, "use_safetensors": True}
-    if place.type == "cpu" and num_ranks == 1:  # or a mapped file would be in memory beside what is made of it
+    packed = packed_tensors(path)
+    if packed or (place.type == "cpu" and num_ranks == 1):  # a mapped file would be in memory beside what is made of it
         network_class = network_class or whole_class(config)
-        source = {"pretrained_model_name_or_path": None, "state_dict": _stored(path) if tensors is None else tensors}
+        wanted = getattr(config, "dtype", None) or torch.bfloat16 if wanted == "auto" else wanted
+        state = _stored(path, packed) if tensors is None else tensors
+        source = {"pretrained_model_name_or_path": None, "state_dict": state}
         source["generation_config"] = generation_of(path, config)
     if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
@@ -100,34 +107,70 @@ def load_network(
     # Layers behind the last one that begin with a projection of two states are an MTP head: no part of the text.
     own_head = [name.removesuffix("eh_proj.weight") for name in surplus if name.endswith(".eh_proj.weight")]
     surplus = [name for name in surplus if not name.startswith(tuple(own_head))]
+    # AutoGPTQ gave zeros as a bias to layers that have none.
+    biases = [name for name in surplus if f"{name.removesuffix('.bias')}.weight" in packed]
+    surplus = [name for name in surplus if name not in biases or bool(source["state_dict"][name][...].any())]
     if surplus:  # transformers would drop them
         raise ValueError(
             f"the weights in {path!r} have {len(surplus)} tensors for which {type(model).__name__} has no place, first "
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
-    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1 and tensors is None:
-        attach_codes(model, path)
     model.name_or_path = model.config.name_or_path = path
+    if tensors is None:
+        _refuse_odd_modules(model, path, packed)
+    if tensors is None and place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1:
+        _attach_codes(model, codes_in(path))
     model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 
 
 class _Weight:
-    """A weight that is read when transformers takes it, as it takes a slice of a file."""
+    """A weight that is read, and dequantized, when transformers takes it, as it takes a slice of a file."""
 
-    def __init__(self, file: Path, name: str) -> None:
-        self._file, self._name = file, name
+    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+        self._read = read
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        with safe_open(self._file, "pt", backend="pread") as tensors:  # into memory of its own
-            found: torch.Tensor = tensors.get_slice(self._name)[index]
-        return found
+        return self._read()[index]
 
 
-def _stored(path: str) -> dict[str, _Weight]:
-    """Return the weights of a folder, by the names in its files."""
-    return {name: _Weight(file, name) for file in weight_files(Path(path)) for name in tensors_in(file)}
+def _stored(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]:
+    """Return the weights of a folder, of which some may be packed, by the names that they have when they are not."""
+    parts = {name for tensor in packed.values() for name, _ in tensor.files}
+    plain = {name: file for file in weight_files(Path(path)) for name in tensors_in(file) if name not in parts}
+    found = {name: _Weight(partial(read_tensor, name, str(file))) for name, file in plain.items()}
+    return found | {name: _Weight(tensor.dequantized) for name, tensor in packed.items()}
+
+
+def _refuse_odd_modules(network: "PreTrainedModel", path: str, packed: Mapping[str, PackedTensor]) -> None:
+    """Raise a ValueError for a packed weight of a module that is no linear layer: its order is not known."""
+    for name, module in network.named_modules():
+        is_here = f"{name}.weight" in packed and hasattr(module, "weight")  # not on another stage
+        if is_here and not isinstance(module, torch.nn.Linear):
+            raise ValueError(
+                f"{path!r} has packed weights of {name!r}, a {type(module).__name__}, and those of linear layers are "
+                "read; use the original checkpoint"
+            )
+
+
+def _attach_codes(network: "PreTrainedModel", tensors: Mapping[str, Codes]) -> None:
+    """Give each module of a network whose weight has codes its `codes`."""
+    for name, module in network.named_modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and f"{name}.weight" in tensors:
+            module.codes = tensors[f"{name}.weight"]  # type: ignore[assignment]
+
+
+def made_of(folder: str, dtype: str, *, is_coded: bool) -> str:
+    """Return what the weights of a model folder are made of, to be put behind other words; nothing of plain ones.
+
+    With `is_coded` codes are multiplied as they are.
+    """
+    if not is_packed(folder):
+        return origin_in_words(folder, is_coded=is_coded)
+    layout = next(iter(packed_tensors(folder).values())).layout
+    weights = f"{layout.num_bits} bits ({layout.method})"
+    return f", weights of {weights} as they are" if is_coded else f", dequantized from {weights} to {dtype}"
 
 
 _WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}  # layers that keep no keys
@@ -169,10 +212,11 @@ def footprint_of(
     """
     kind: torch.dtype = getattr(torch, dtype)
     with torch.device("meta"):  # tensors have shapes and dtypes, and no numbers
-        if (form := fp8_format(config)) is None:
+        form, config = fp8_format(config), without_format(deepcopy(config))
+        if form is None:
             network = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=False)
         else:
-            network = fp8_class(whole_class(config), form, exact)(without_format(deepcopy(config)))
+            network = fp8_class(whole_class(config), form, exact)(config)
     for parameter in network.parameters():
         parameter.data = parameter.data.to(kind)
     return Footprint(

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -16,6 +16,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING
 
 from decoding.checkpoint.fp8_format import Fp8Format, fp8_format
+from decoding.checkpoint.quantized.packed_format import packed_layout
+from decoding.codes.gguf_tensors import kept_codes
+from decoding.codes.packed_tensors import PackedTensor
+from decoding.codes.weight import Codes
 
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json"]  # the first of them that is there is loaded
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of one field in configurations
@@ -78,6 +82,7 @@ def check_kind(folder: Path) -> None:
         )
     try:
         fp8_format(config)
+        packed_layout(config)
     except ValueError as error:
         raise ValueError(f"{str(folder)!r} {error}") from error
     if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
@@ -96,6 +101,7 @@ def check_weights(folder: Path) -> None:
 
     Only the head of each file is read.
     """
+    packed_tensors(str(folder))
     dtypes = {name: dtype for file in weight_files(folder) for name, (dtype, _) in tensors_in(file).items()}
     _check_fp8(folder, dtypes, fp8_format(read_json(folder / "config.json")))
 
@@ -139,6 +145,41 @@ def tensors_in(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             f"{str(file)!r} is cut off or damaged: safetensors says {str(error)!r} of its {file.stat().st_size} bytes; "
             "copy or download it again"
         ) from error
+
+
+def is_packed(folder: str) -> bool:
+    """Tell whether a folder is that of a model with packed weights that are read; a draft head has none."""
+    file = Path(folder) / "config.json"
+    if not file.is_file() or draft_head(config := read_json(file)):
+        return False
+    try:
+        return packed_layout(config) is not None
+    except ValueError:  # quantized in a way that does not run here, as `check_kind` says
+        return False
+
+
+def packed_tensors(folder: str) -> dict[str, PackedTensor]:
+    """Return the packed weights of a model folder, by name; none in one whose config.json does not speak of them.
+
+    Raises a ValueError for packed weights that are not as config.json says.
+    """
+    if (layout := packed_layout(read_json(Path(folder) / "config.json"))) is None:
+        return {}
+    files = weight_files(Path(folder))
+    try:
+        found = layout.tensors({name: (*said, file) for file in files for name, said in tensors_in(file).items()})
+    except ValueError as error:
+        raise ValueError(f"{folder!r} {error}; use another checkpoint of the model") from error
+    if not found:
+        raise ValueError(f"{folder!r} is packed ({layout.method}) by its config.json, and has no packed weights")
+    return found
+
+
+def codes_in(folder: str) -> Mapping[str, Codes]:
+    """Return the weights of a model folder whose codes are there, and can be multiplied as they are, by name."""
+    if not is_packed(folder):
+        return kept_codes(folder)
+    return {name: tensor for name, tensor in packed_tensors(folder).items() if not tensor.stays_float32}
 
 
 def num_bytes_read(folder: Path, config: Any) -> int:

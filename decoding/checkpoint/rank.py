@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from transformers import PretrainedConfig
 
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.model_files import is_packed
 from decoding.device import Device, pick_device
 
 # Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
@@ -66,11 +67,11 @@ def check_device(device: Device, num_ranks: int) -> None:
 
 
 def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) -> None:
-    """Raise ValueError for a model whose layers cannot be sharded over `num_ranks` ranks."""
-    if fp8_format(config) is not None:
+    """Raise ValueError for a model, in the folder `name`, whose layers cannot be sharded over `num_ranks` ranks."""
+    if fp8_format(config) is not None or is_packed(name):
         raise ValueError(
-            f"{name!r} has FP8 weights, whose layers are not shared out among processes; use stages.tensor_parallel 1, "
-            "and stages.count for a model that is too large"
+            f"{name!r} has FP8 or packed weights, whose layers are not shared out among processes; use "
+            "stages.tensor_parallel 1, and stages.count for a model that is too large"
         )
     text_config: Any = config.get_text_config()
     if text_config.model_type not in SHARDABLE_MODEL_TYPES:

@@ -20,6 +20,8 @@ from decoding.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from decoding.checkpoint.adapter import base_of, is_adapter, merged_folder
 from decoding.checkpoint.gguf_file import unpacked_folder
 from decoding.checkpoint.model_files import check_kind, check_links, check_weights
+from decoding.checkpoint.quantized.packed_format import packed_layout
+from decoding.checkpoint.quantized.words import without_format
 from decoding.states.model_file import asks_cache_for_states, keeps_states_outside_modules, may_keep_states
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
@@ -84,12 +86,15 @@ def _downloaded(path: str) -> str:
 
 
 def load_config(path: str) -> PretrainedConfig:
-    """Load the configuration of the causal language model in `path`; raise a ValueError if it cannot be run."""
+    """Load the configuration of the causal language model in `path`; raise a ValueError if it cannot be run.
+
+    Of a folder with packed weights it is that of the dequantized model.
+    """
     check_kind(Path(path))
     config = read_config(path)
     check_config(config, path)
     check_weights(Path(path))
-    return config
+    return config if packed_layout(config) is None else without_format(config)
 
 
 def read_config(path: str) -> PretrainedConfig:

@@ -165,14 +165,6 @@ def keep_codes(folder: Path, file: Path, reader: "gguf.GGUFReader", weights: Map
     (folder / _KEPT).write_text(json.dumps(kept) + "\n")
 
 
-def attach_codes(network: torch.nn.Module, folder: str) -> None:
-    """Give each module of a network whose weight has codes in this folder its `codes`, a `CodedTensor`."""
-    tensors = kept_codes(folder)
-    for name, module in network.named_modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and f"{name}.weight" in tensors:
-            module.codes = tensors[f"{name}.weight"]  # type: ignore[assignment]
-
-
 def kept_codes(folder: str) -> dict[str, CodedTensor]:
     """Return the weights of a model folder whose codes it keeps, by name; none in a folder made of no GGUF file."""
     kept = Path(folder) / _KEPT

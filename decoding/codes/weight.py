@@ -7,9 +7,23 @@ Shapes: O outputs, I inputs, G groups of inputs.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Codes(Protocol):
+    """The codes of one weight in a file."""
+
+    @property
+    def num_bytes_saved(self) -> int:
+        """The bytes that its codes take less in memory than its float32 numbers."""
+        ...
+
+    def read(self) -> "CodedWeight":
+        """Return the weight in the order of the network; raise an OSError or ValueError if it cannot be read."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Without a compiler torch's own operations do the same, slower. Compiling takes some seconds, once on each machine.
 DRAY_KERNELS=off runs without the kernels. DRAY_KERNELS_MARCH names the processor to build for in the compiler's words
-(default: `native`); `x86-64-v3` builds the kernels without AVX-512.
+(default: `native`); `x86-64-v3` builds the kernels without AVX-512. DRAY_KERNELS_TILES=off multiplies bfloat16 without
+the tiles of AMX; `emulated` multiplies by tiles that are written out in C, slowly, on any processor with AVX2.
 """
 
 import ctypes

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoding.codes.gguf_tensors import kept_codes
+from decoding.checkpoint.model_files import codes_in
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
 from decoding.device import Device, pick_device
@@ -70,7 +70,7 @@ class CodedLinear(KernelLinear):
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
     """Return one layer over the codes of these layers of torch, side by side.
 
-    None if one of them has none (`attach_codes`), if the kernel does not run, and, with a warning, if the codes are
+    None if one of them has none (`load_network`), if the kernel does not run, and, with a warning, if the codes are
     those of other numbers than the weights.
     """
     linear_function = kernels.load_linear(torch.float32)
@@ -95,8 +95,8 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
 
 
 def codes_run(folder: str, device: Device, dtype: str) -> bool:
-    """Tell whether the codes that a model folder keeps would be multiplied on this machine."""
-    is_wanted = dtype == "float32" and bool(kept_codes(folder)) and pick_device(device).type == "cpu"
+    """Tell whether the codes in a model folder would be multiplied on this machine."""
+    is_wanted = dtype == "float32" and bool(codes_in(folder)) and pick_device(device).type == "cpu"
     return is_wanted and kernels.load_linear(torch.float32) is not None
 
 

@@ -1,18 +1,28 @@
 """The CPU kernels of a forward: what the C++ functions of `decoding/cpu/kernels` take, and those that are to be had."""
 
 import ctypes
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
-from decoding.cpu.library import function
+from decoding.cpu.library import function, library
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 _LANES = 16
+_TILES = {"on": 1, "emulated": 2, "off": 0}  # what DRAY_KERNELS_TILES may say, and the form of a weight (tiles.h)
+_TILE_KINDS = {1: "amx-bf16", 2: "amx-bf16-emulated"}
+_NO_TILES = {  # what dray_has_tiles says
+    -1: "the tiles of this processor add in another order than its manual says",
+    -2: "the system does not let this process use the tiles of its processor (AMX)",
+}
 _POINTER, _pointer = ctypes.c_void_p, ctypes.POINTER
+_log = logging.getLogger(__name__)
 LinearFunction = Callable[..., None]  # takes a Linear, lines x, their number, what is added to the result, the result
 
 
@@ -49,7 +59,7 @@ class Norm(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """A weight in the kernel's layout, with bias and gate; the fields are explained in linear.h."""
+    """A weight in the kernel's layout, with bias and gate; the fields are explained in finish.h."""
 
     _fields_ = [
         *_fields(_POINTER, "weight bias gate_weight gate_bias"),
@@ -119,10 +129,35 @@ def linear_columns() -> int:
     return int(columns())
 
 
+def tile_form(dtype: torch.dtype) -> int:
+    """Return the `form` of weights that tiles multiply (tiles.h); 0 if none do in this dtype.
+
+    Raises ValueError if DRAY_KERNELS_TILES is none of its values.
+    """
+    if dtype != torch.bfloat16:
+        return 0
+    wish = os.environ.get("DRAY_KERNELS_TILES", "on")
+    if wish not in _TILES:
+        raise ValueError(f"DRAY_KERNELS_TILES is one of {', '.join(_TILES)}, and not {wish!r}")
+    return _agreeing(library(), _TILES[wish])
+
+
+@cache
+def _agreeing(_: ctypes.CDLL | None, form: int) -> int:
+    """Return a form if there are such tiles and they add as the vectors do that multiply few lines; else 0."""
+    has_tiles = function("dray_has_tiles", ctypes.c_int64, ctypes.c_int64)
+    found = 0 if has_tiles is None else has_tiles(form)
+    if found in _NO_TILES:
+        _log.warning("%s: bfloat16 does without them, so it is rounded otherwise than where they run", _NO_TILES[found])
+    return form if found > 0 else 0
+
+
 def linear_kind(dtype: torch.dtype) -> str:
     """Return the instructions that multiply in this dtype; products of different kinds are rounded differently.
 
     An empty text if none of our kernels multiplies.
     """
+    if form := tile_form(dtype):
+        return _TILE_KINDS[form]
     kind = function(f"dray_linear_kind_{_DTYPES.get(dtype)}", ctypes.c_char_p)
     return "" if kind is None else str(kind().decode())

@@ -1,4 +1,4 @@
-"""KernelLinear: a linear layer multiplied by our own CPU kernel (`decoding/cpu/kernels/linear.h`).
+"""KernelLinear: a linear layer multiplied by our own CPU kernels (`linear.h` and `tiles.h` in `decoding/cpu/kernels`).
 
 It runs on x86 processors with AVX2 or AVX-512. It reads its weight at the bandwidth of the memory, while oneDNN takes
 up to twice as long for one to sixteen lines. The result of a line does not depend on the other lines, bit for bit, so
@@ -19,13 +19,14 @@ from decoding.cpu.library import function
 from decoding.fused import kernels
 
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}
+_TILE = 32  # outputs of a block and inputs of a step in the layout for tiles
 
 
 class KernelLinear(torch.nn.Module):
     """`nn.Linear` for inference on CPU; the operation that follows is done in the same pass over the outputs."""
 
     is_lent = False  # whether its memory is a file that others map, too
-    _form = 0  # of codes (codes.h); 0: plain numbers
+    _form = 0  # of codes (codes.h) or for tiles (tiles.h); 0: plain numbers
     _halves: tuple["KernelLinear", ...] = ()
 
     def __init__(
@@ -41,6 +42,7 @@ class KernelLinear(torch.nn.Module):
         # A copy that is no parameter: the kernel has its address, so it must not move.
         self.bias: torch.Tensor | None = None if bias_O is None else bias_O.detach().clone()
         self._function = function
+        self._form = kernels.tile_form(weight_OI.dtype)
         packed = self._laid_out(weight_OI)
         self._packed = packed.contiguous() if memory is None else memory.copy(packed)
         self._linear = self.described()
@@ -72,7 +74,7 @@ class KernelLinear(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """That of the numbers, also of those that codes stand for."""
-        return torch.float32 if self._form else self._packed.dtype
+        return self._packed.dtype if self._packed.dtype in _DEPTHS else torch.float32
 
     @property
     def weight(self) -> torch.Tensor:
@@ -140,12 +142,14 @@ class KernelLinear(torch.nn.Module):
         )
 
     def _laid_out(self, weight_OI: torch.Tensor) -> torch.Tensor:
-        """Return a view of the weight, padded to whole columns, in the kernel's order."""
-        depth, columns = _DEPTHS[weight_OI.dtype], kernels.linear_columns()
-        weight_OI = weight_OI.detach()
-        if missing := -self.out_features % columns:  # padding by nothing would copy
-            weight_OI = torch.nn.functional.pad(weight_OI, (0, 0, 0, missing))
-        return weight_OI.view(-1, columns, self.in_features // depth, depth).transpose(1, 2)
+        """Return a view of the weight, padded to whole columns (and whole steps of tiles), in the kernel's order."""
+        depth = _DEPTHS[weight_OI.dtype]
+        is_tiled = self._form and weight_OI.dtype == torch.bfloat16  # a form of float32 is one of codes
+        columns, step = (_TILE, _TILE) if is_tiled else (kernels.linear_columns(), depth)
+        missing, weight_OI = (0, -self.in_features % step, 0, -self.out_features % columns), weight_OI.detach()
+        if any(missing):  # padding by nothing would copy
+            weight_OI = torch.nn.functional.pad(weight_OI, missing)
+        return weight_OI.view(-1, columns, weight_OI.shape[1] // depth, depth).transpose(1, 2)
 
     def _run(self, linear: kernels.Linear, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         if x.dtype != self.dtype or x.shape[-1] != self.in_features:
@@ -210,14 +214,12 @@ def embedded(ids: torch.Tensor, source: KernelLinear | torch.Tensor) -> torch.Te
 
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
-    """Return the kernel that multiplies such weights here; None if there is none or oneDNN is faster."""
+    """Return the kernel that multiplies such weights here; None if there is none."""
     return kernel_for(weight_OI.dtype, weight_OI.shape[1]) if weight_OI.device.type == "cpu" else None
 
 
 def kernel_for(dtype: torch.dtype, num_inputs: int) -> kernels.LinearFunction | None:
     """Return the kernel that multiplies weights on the CPU with this number of inputs; None as `kernel_function`."""
     if dtype not in _DEPTHS or num_inputs % 2:
-        return None
-    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():  # sixteen lines for the price of one
         return None
     return kernels.load_linear(dtype)

@@ -143,14 +143,15 @@ class AdaptiveSchedule(Schedule):
         by_model, _ = plan.of_model(num_drafted, num_accepted)
         self._observe_extensions(plan, num_drafted, num_accepted)
         num_rows, steps, num_steppers = len(num_drafted), max(by_model), sum(n > 0 for n in by_model)
-        forwards = self.costs.target_seconds(num_rows + sum(num_drafted))
-        drafting = self.costs.drafting_seconds(steps, num_steppers)
+        costs = self.costs
+        forwards = costs.target_seconds(num_rows + sum(num_drafted))
+        drafting = costs.drafting_seconds(steps, num_steppers)
         num_positions = num_rows * (1 + max(num_drafted))
-        if self.costs.is_overlapped:  # `seconds` are those of this process
+        if costs.is_overlapped:  # `seconds` are those of this process
             drafting = 0.0
         else:
             num_positions += steps * num_steppers
-        if not self.costs.is_chain:  # else a wait for its answer cannot be told from work
+        if not costs.is_chain:  # else a wait for its answer cannot be told from work
             self._overhead.observe(num_positions, seconds - forwards - drafting, drafts=drafting > 0)
         # Rows that cannot draft, since the drafter has missed a part of them, or may not, do not show what it is worth.
         num_unable = sum(
@@ -158,7 +159,8 @@ class AdaptiveSchedule(Schedule):
             for length, n, sequence in zip(plan.lengths, num_drafted, sequences, strict=True)
         )
         if 2 * num_unable <= num_rows:
-            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds)
+            expected = costs.round_seconds + num_positions * costs.position_seconds + forwards + drafting
+            self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds, expected)
         else:
             self._tries_drafter = False
             self._trials.wait_for_rows(self._round(num_rows, num_rows + sum(num_accepted), seconds))
@@ -179,20 +181,21 @@ class AdaptiveSchedule(Schedule):
                 self._trials.forget_rounds()
             self._tries_foresight |= self._foresight.is_trial  # which may begin with the next round, or have ended
 
-    def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+    def _observe_speed(self, num_rows: int, num_tokens: int, seconds: float, expected: float | None = None) -> None:
         tries_foresight, self._tries_foresight = self._tries_foresight, False
         if self._may_rest and not tries_foresight:
             # Prompts are read between rounds: each round bears its part of what the drafter takes for that.
             reading, num_read = self._reading[self.rests]
             seconds += self._num_newcomers.value * reading / max(num_read, 1.0)
-            if self._trials.observe(self._round(num_rows, num_tokens, seconds), num_rows):
+            if self._trials.observe(self._round(num_rows, num_tokens, seconds, expected), num_rows):
                 self._foresight.forget_rounds()
             self._tries_drafter = self._trials.is_trial
 
-    def _round(self, num_rows: int, num_tokens: int, seconds: float) -> Round:
+    def _round(self, num_rows: int, num_tokens: int, seconds: float, expected: float | None = None) -> Round:
         costs = self.costs
         plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
-        return Round(num_tokens / num_rows, max(seconds, 1e-9) / plain)
+        size = 1.0 if expected is None else expected / plain
+        return Round(num_tokens / num_rows, max(seconds, 1e-9) / plain, size)
 
     def _observe_extensions(self, plan: DraftPlan, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         num_extension_tokens = 0

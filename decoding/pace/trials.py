@@ -42,7 +42,7 @@ _GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much 
 _LEAST_GAIN = 1.02  # and one that goes on this much: rounds do not show all that it costs, such as features of prompts
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
-_MAX_EXCESS = 3.0  # times the median time of a round: more than that is other work on the machine
+_MAX_EXCESS = 3.0  # times the median time for a round's size: more than that is other work on the machine
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Round:
 
     num_tokens: float  # of a row, on average
     time: float
+    size: float = 1.0  # the time that the cost table has for what was done in it
 
 
 class Trials:
@@ -72,6 +73,7 @@ class Trials:
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._num_before_trial, self._interval = _FIRST, _INTERVAL
         self._num_row_rounds = 0
+        self._rest_speed = 0.0  # in the last trial, if the drafter goes on after it
         self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
 
     def forget_rounds(self) -> None:
@@ -117,9 +119,12 @@ class Trials:
     def _settled(self, done: Round) -> None:
         self._lately.append(done)
         self._num_before_trial -= 1
-        looks_slow = not self.is_resting and self._num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
-        if self._num_before_trial > 0 or (self._num_row_rounds < _FIRST_ROW_ROUNDS and not looks_slow):
+        if self._num_before_trial > 0 and not self._is_slower_than_rest_was():
             return
+        if self._num_row_rounds < _FIRST_ROW_ROUNDS:
+            looks_slow = self._num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
+            if self.is_resting or not looks_slow:
+                return
         if not self.is_resting and _speed(self._lately) > self._clearly:
             self._is_second = False
             self._wait(self._longer_interval)
@@ -127,6 +132,12 @@ class Trials:
         self.is_trial, self.is_resting = True, not self.is_resting
         self._tried, self._tried_before, self._waited = [], [], []
         self.keeps_features = self.is_resting and self._has_features
+
+    def _is_slower_than_rest_was(self) -> bool:
+        """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
+        if not self._rest_speed or self._num_before_trial % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
+            return False
+        return _speed(self._lately) < self._rest_speed
 
     @property
     def _compared(self) -> tuple[list[Round], list[Round]]:
@@ -166,12 +177,14 @@ class Trials:
         if self._is_second:
             self._num_before_trial = _FIRST
             return
+        self._rest_speed = 0.0
         if ratio > needed:
             self.is_resting = not self.is_resting
             self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._waited + self._tried_before + self._tried
+        self._rest_speed = 0.0 if self.is_resting else _speed(counted)
         num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
         num_rounds = num_lost * len(settled) / _num_tokens(settled)
         self._wait(max(self._longer_interval, min(int(num_rounds / _MAX_LOSS), _LATEST)))
@@ -185,9 +198,12 @@ class Trials:
 
 
 def _speed(rounds: Seq[Round] | deque[Round]) -> float:
-    """Return the tokens over the time of these rounds; one that other work slowed counts as slow, not as endless."""
-    longest = _MAX_EXCESS * median(each.time for each in rounds)
-    return _num_tokens(rounds) / sum(min(each.time, longest) for each in rounds)
+    """Return the tokens over the time of these rounds; one that other work slowed counts as slow, not as endless.
+
+    What is slow depends on a round's size: one in which all rows draft takes several times as long as one without.
+    """
+    longest = _MAX_EXCESS * median(each.time / each.size for each in rounds)
+    return _num_tokens(rounds) / sum(min(each.time, longest * each.size) for each in rounds)
 
 
 def _num_tokens(rounds: Iterable[Round]) -> float:

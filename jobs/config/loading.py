@@ -23,8 +23,14 @@ from jobs.config.arguments import help_of, shorts_of, spelled_out
 from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, members_of, own_fields
 
 _ENV_PREFIX = "DRAY_"
-# decoding reads these itself
-_ENGINE_VARIABLES = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KEEP_WEIGHTS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH")
+READ_BY_DECODING = (
+    "DRAY_CACHE",
+    "DRAY_GRAPHS",
+    "DRAY_KEEP_WEIGHTS",
+    "DRAY_KERNELS",
+    "DRAY_KERNELS_MARCH",
+    "DRAY_KERNELS_TILES",
+)
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
 _SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _NO_NUMBER = "expected a number"
@@ -207,7 +213,7 @@ def _refuse_key_twice(yaml_file: Path, node: yaml.Node | None, section: str = ""
 def _check_environment(kind: type, own_variables: Collection[str]) -> None:
     """Raise ValueError for a variable that begins as ours do, names no field, and is not among `own_variables`."""
     fields = (*level_fields(kind), *all_fields(kind))
-    variables = {variable_of("config"), *_ENGINE_VARIABLES, *(variable_of(each.name) for each in fields)}
+    variables = {variable_of("config"), *READ_BY_DECODING, *(variable_of(each.name) for each in fields)}
     for name in sorted(os.environ.keys() - own_variables):
         # A part of a field may follow it: DRAY_ACTORS__LABEL_SELECTOR__ZONE.
         if name.startswith(_ENV_PREFIX) and "__".join(name.upper().split("__")[:2]) not in variables:

@@ -11,7 +11,7 @@ from actors.engines import backend_of
 from actors.engines.backend import dtype_of
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.loading import made_of
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.fused.coded_linear import codes_run
 from decoding.fused.kernels import linear_kind
@@ -79,8 +79,8 @@ def _dtype_on_cpu(target: str) -> tuple[Any, str]:
     if fp8_format(config) is not None:
         return own, "the model's own, beside FP8"
     is_coded = codes_run(target, "cpu", "float32")
-    if made_of := origin_in_words(target, is_coded=is_coded):
-        return "float32", f"the model {'has' if is_coded else 'is'}{made_of.removeprefix(',')}"
+    if made := made_of(target, "float32", is_coded=is_coded):
+        return "float32", f"the model {'has' if is_coded else 'is'}{made.removeprefix(',')}"
     if own != "bfloat16":
         return "float32", "the model's own" if own == "float32" else f"exact; the model's own is {own}"
     from decoding.network.invariance import is_invariant_on_cpu  # here alone a network runs

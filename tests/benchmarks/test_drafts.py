@@ -19,7 +19,8 @@ def test_every_draft_writes_the_plain_text_in_its_turns(tmp_path, capsys, monkey
     few = ["--one-in", "100", "--batches", "2", "--new-tokens", "12", "--repeats", "1", "--num-draft-tokens", "3"]
     drafts.main([*few, "--json", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [line["draft"] for line in found["lines"]] == [line["draft"] for line in RECORDED["lines"][:5]]
+    names = dict.fromkeys(["none", drafts.TWIN, *(line["draft"] for line in RECORDED["lines"])])
+    assert [line["draft"] for line in found["lines"]] == list(names)
     assert all(line["tokens_per_second"] > 0 for line in found["lines"])
     assert "\n| 2 rows at once | " in speed_table(found)
     assert "head (eagle3)" in capsys.readouterr().out
@@ -36,7 +37,8 @@ def test_heads_that_were_trained_here_are_measured_beside_their_own_targets(tmp_
     names = list(dict.fromkeys(line["draft"] for line in recorded["lengths"]))
     kinds = dict.fromkeys(line["kind"] for line in found["lengths"])
     assert [(line["draft"], line["kind"]) for line in found["lengths"]] == [*product(names, kinds)]
-    assert [line["draft"] for line in found["lines"]] == [each for name in names for each in ("none", name)]
+    measured = [each for name in names for each in ("none", drafts.TWIN, name)]
+    assert [line["draft"] for line in found["lines"]] == measured
     assert all(line["tokens_a_round"] >= 1 for line in found["lengths"])
     assert capsys.readouterr().out.count("times plain") == 1
     drafts.main([*few, "--repeats", "0", "--json", str(tmp_path / "lengths.json")])

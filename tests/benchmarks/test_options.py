@@ -34,7 +34,7 @@ def test_every_drafter_that_needs_no_head_has_an_adaptive_configuration():
         (["--batches", "0,4"], "--batches must be numbers from 1 up"),
         (["--batches", "four"], "invalid list of int value: 'four'"),
         (["--only", "plan"], "no configuration is called 'plan'"),
-        (["--pair", "nowhere"], "--pair must be a folder with target/, got nowhere"),
+        (["--pair", "nowhere"], "--pair must be a folder with target/, or a GGUF file, got nowhere"),
         (["--acceptance", "1.2"], "--acceptance must be between 0 and 1, got 1.2"),
         (["--samples", "8"], "--samples above 1 needs --temperature above 0"),
         (["--prompt-lengths", "9-3"], "--prompt-lengths must be two numbers, the shorter first"),

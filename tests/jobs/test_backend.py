@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,9 +84,10 @@ def test_what_the_engines_found_out_when_they_loaded_counts_where_nothing_is_pro
     invariant, other = {"is_batch_invariant": True}, {"is_batch_invariant": False}
     assert exactness_found("no", "coupled", [invariant, invariant]) == "batch-invariant"
     assert exactness_found("no", "coupled", [invariant, other]) == "no"
-    kinds = [{**invariant, "kernels": "avx2"}, {**invariant, "kernels": "avx512-bf16"}]
-    assert exactness_found("no", "coupled", kinds[:1] * 2) == "batch-invariant"
-    assert exactness_found("no", "coupled", kinds) == "no"
+    kinds = [{**invariant, "kernels": kind} for kind in ("avx2", "avx512-bf16", "amx-bf16", "amx-bf16-emulated")]
+    for one, another in pairwise(kinds):
+        assert exactness_found("no", "coupled", [one, one]) == "batch-invariant"
+        assert exactness_found("no", "coupled", [one, another]) == "no"
     assert exactness_found("no", "coupled", []) == "no"
     assert exactness_found("no", "rejection", [invariant]) == "no"
     assert exactness_found("proved", "coupled", [other]) == "proved"

@@ -94,7 +94,7 @@ def test_what_is_said_of_a_model_before_it_is_loaded_is_so_when_it_is_loaded(dty
 
 def test_a_model_in_which_nothing_is_exact_but_float32_gets_float32(line, monkeypatch):
     chosen = config_of(*line)
-    wanted = "bfloat16" if linear_kind(torch.bfloat16) and not torch.cpu._is_amx_tile_supported() else "float32"
+    wanted = "bfloat16" if linear_kind(torch.bfloat16) else "float32"
     assert chosen.generator.models.dtype == wanted
     monkeypatch.setenv("DRAY_KERNELS", "off")
     assert config_of(*line).generator.models.dtype == "float32"

@@ -29,6 +29,8 @@ constexpr int kWidth = 16;
 constexpr int kWidth = 8;
 #endif
 constexpr int kColumns = 2 * kWidth;
+constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
+constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
 
 typedef float Register __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));

@@ -70,6 +70,8 @@ const char* dray_linear_kind_float32() { return DRAY_LINEAR_KIND_FLOAT32; }
 
 const char* dray_linear_kind_bfloat16() { return DRAY_LINEAR_KIND_BFLOAT16; }
 
+int64_t dray_has_tiles(int64_t form) { return has_tiles(form); }
+
 void dray_linear_float32(const Linear* linear, const float* x, int64_t lines, const float* added, float* out) {
   run_linear(*linear, x, lines, added, out);
 }

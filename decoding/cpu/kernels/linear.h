@@ -14,6 +14,8 @@
 #pragma once
 
 #include "codes.h"
+#include "finish.h"
+#include "tiles.h"
 
 #ifdef DRAY_HAS_LINEAR
 #include <algorithm>
@@ -34,8 +36,6 @@ namespace {
 #define DRAY_LINEAR_KIND_BFLOAT16 DRAY_LINEAR_KIND_FLOAT32
 #endif
 constexpr int kMaxLines = 8;  // multiplied at once: with AVX-512 twelve lines fit, but are no faster
-constexpr int64_t kLinesAtOnce = 192;  // that stay in the cache together with a block of the weight
-constexpr int64_t kAhead = 8192;       // bytes: prefetching this far ahead hides the memory's latency
 
 // What is prefetched: nothing, the weight that is being read, a bit ahead, or one half of the next block.
 enum Fetch { kNothing, kAheadOfIt, kHalfABlock };
@@ -157,37 +157,6 @@ inline void multiply_coded(const Codes& weight, int64_t block, int lines, const 
   multiply<float, kNothing>(lines, x, weight.inputs, decoded.data(), nullptr, out);
 }
 
-struct Linear {
-  const void *weight, *bias;            // bias [O], or null
-  const void *gate_weight, *gate_bias;  // of the gate that multiplies the result, or null
-  int64_t inputs, outputs;
-  int64_t form, gate_form;  // of a weight in codes (codes.h), or 0
-  float scale;              // multiplies the result before anything is added to it
-  int32_t gate_is_gelu;     // else the gate is silu
-};
-
-inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
-
-// In the form that is computed with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
-inline Floats gelu(Floats x) {
-  const Floats twice = x * (1.5957691216f + 0.0713548163f * x * x);
-  return x / (1.0f + exponential(-larger(twice, all(-87.0f))));
-}
-
-// Finishes and stores the sums of 16 columns, of which `num` exist: applies bias, gate and scale, and adds `added`.
-template <class T>
-void finish(Floats y, const Linear& linear, const float* gate, const T* added, int64_t column, int num, T* out) {
-  if (linear.bias) y += load(static_cast<const T*>(linear.bias) + column, num);
-  if (gate) {
-    Floats g = load(gate);
-    if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
-    y *= linear.gate_is_gelu ? gelu(g) : silu(g);
-  }
-  y *= linear.scale;
-  if (added) y += load(added, num);
-  store(out, y, num);
-}
-
 // Multiplies `lines` lines with one block of the weight (and of its gate), and stores the finished results.
 template <class T>
 void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x, int64_t pass, int64_t passes,
@@ -204,13 +173,7 @@ void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x
   };
   if (linear.gate_weight) run(linear.gate_weight, linear.gate_form, gate);
   run(linear.weight, linear.form, sums);
-  for (int m = 0; m < lines; ++m)
-    for (int64_t c = 0; c < kColumns && column + c < linear.outputs; c += kLanes) {
-      const int num = static_cast<int>(std::min<int64_t>(kLanes, linear.outputs - column - c));
-      const int64_t at = m * linear.outputs + column + c;
-      finish<T>(load(sums + m * kColumns + c), linear, linear.gate_weight ? gate + m * kColumns + c : nullptr,
-                added ? added + at : nullptr, column + c, num, out + at);
-    }
+  finish_block<T>(linear, column, kColumns, lines, sums, linear.gate_weight ? gate : nullptr, added, out);
 }
 
 // Returns the lines in the format in which they are multiplied; the next call may overwrite them.
@@ -235,6 +198,8 @@ const Input<T>* widened(const T* x, int64_t num) {
 // unless it is null.
 template <class T>
 void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T* added, T* out) {
+  if constexpr (std::is_same<T, BFloat16>::value)
+    if (linear.form) return run_tiles(linear, lines, num_lines, added, out);
   constexpr int64_t most = Depth<T>::lines;
   const int64_t num_blocks = (linear.outputs + kColumns - 1) / kColumns;
   for (int64_t first = 0; first < num_lines; first += kLinesAtOnce) {
@@ -256,21 +221,23 @@ void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T
 inline bool read_lines(const Linear& linear, const int64_t* lines, int64_t num, int64_t size, void* out) {
   for (int64_t n = 0; n < num; ++n)
     if (lines[n] < 0 || lines[n] >= linear.outputs) return false;
+  const bool is_coded = linear.form && size == sizeof(float), is_tiled = linear.form && !is_coded;
+  const int64_t columns = is_tiled ? kTileColumns : kColumns, step = is_tiled ? kStep : 1;
   const int64_t words = linear.inputs * size / 4;  // of a line: each depth has one of every column
-  float* const into = static_cast<float*>(out);    // a word may be two bfloat16: it is only moved
+  const int64_t stored = (linear.inputs + step - 1) / step * step * size / 4;
+  float* const into = static_cast<float*>(out);  // a word may be two bfloat16: it is only moved
   const Codes weight{linear.weight, linear.form, linear.inputs};
 #pragma omp parallel if (num > 64)
   {
-    std::vector<float> decoded(linear.form ? words * kColumns : 0);
-    int64_t block = -1;
+    std::vector<float> decoded(is_coded ? words * kColumns : 0);
+    int64_t decoded_block = -1;
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < num; ++n) {
-      const float* columns = static_cast<const float*>(linear.weight) + lines[n] / kColumns * kColumns * words;
-      if (linear.form) {
-        if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, decoded.data());
-        columns = decoded.data();
-      }
-      for (int64_t i = 0; i < words; ++i) into[n * words + i] = columns[i * kColumns + lines[n] % kColumns];
+      const int64_t block = lines[n] / columns;
+      if (is_coded && block != decoded_block) weight.decoded(decoded_block = block, decoded.data());
+      const float* from =
+          is_coded ? decoded.data() : static_cast<const float*>(linear.weight) + block * columns * stored;
+      for (int64_t i = 0; i < words; ++i) into[n * words + i] = from[i * columns + lines[n] % columns];
     }
   }
   return true;

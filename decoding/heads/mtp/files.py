@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from decoding.checkpoint.fp8_format import without_format
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.loading import numbers_of_a_token
 from decoding.checkpoint.model_files import read_json, tensors_in, weight_files
+from decoding.checkpoint.quantized.words import without_format
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.choices import NEED_A_MODEL, OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 from decoding.heads.mtp.family import FAMILIES, Family

@@ -224,7 +224,7 @@ def test_float32_beside_fp8_isrefused(kind, tmp_path):
 
 def test_ranks_do_not_share_fp8_layers(tmp_path):
     path = saved_fp8("llama", tmp_path, "blocks")
-    with pytest.raises(ValueError, match="has FP8 weights, whose layers are not shared out among processes"):
+    with pytest.raises(ValueError, match="has FP8 or packed weights, whose layers are not shared out among processes"):
         check_can_be_sharded(load_config(path), path, 2)
 
 

@@ -154,7 +154,7 @@ def test_a_draft_head_is_refused_by_name_with_what_to_do(model, name):
 
 
 QUANTIZED = {
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "gptq": {"quant_method": "gptq", "bits": 3, "group_size": 128},
     "awq": {"quant_method": "awq", "bits": 4, "zero_point": True},
     "compressed-tensors": {"quant_method": "compressed-tensors", "format": "int-quantized"},
     "bitsandbytes": {"load_in_4bit": True},
@@ -169,7 +169,7 @@ QUANTIZED = {
 def test_a_quantized_checkpoint_is_refused_by_name_before_any_weight_is_read(model, method, part):
     said = {"quantization_config": QUANTIZED[method]}
     _say(model, **(said if part is None else {part: said}))
-    assert f"is quantized ({method}), and Dray runs unquantized checkpoints, and FP8 ones" in refused(model)
+    assert f"is quantized ({method}), and Dray runs unquantized checkpoints, packed ones" in refused(model)
 
 
 def test_code_of_its_own_beside_a_model_type_that_transformers_has_is_not_needed(model):

@@ -16,3 +16,10 @@ def attention(request, monkeypatch):
     elif request.param == "attention kernel":
         monkeypatch.setattr("decoding.fused.packed_linear.kernel_function", lambda _: None)
     return request.param
+
+
+@pytest.fixture(params=["here", "emulated"])
+def _products(request, monkeypatch):
+    """The products in bfloat16 of this processor, and those of tiles that are written out in C."""
+    if request.param == "emulated":
+        monkeypatch.setenv("DRAY_KERNELS_TILES", "emulated")

@@ -145,6 +145,7 @@ def test_a_fused_network_that_raises_is_not_used(monkeypatch):
     assert model.packs_rows
 
 
+@pytest.mark.usefixtures("_products")
 def test_two_threads_compute_what_one_computes_bit_for_bit():
     model = fused_model(network("qwen3").to(torch.bfloat16))
 
@@ -160,6 +161,7 @@ def test_two_threads_compute_what_one_computes_bit_for_bit():
             assert torch.equal(found, expected)
 
 
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
     [("model", {"temperature": 0.0}), ("model", CUT), ("suffix", {"temperature": 1.0}), ("hybrid", CUT)],
@@ -199,6 +201,7 @@ def test_what_is_not_finite_in_one_row_stays_there(attention):
     assert logits_BJV.isfinite().all(-1).all(-1).tolist() == [True, False, True]
 
 
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("name", EVERY_FUSED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_our_kernels_a_token_gets_the_same_logits_bit_for_bit_however_its_row_was_cut(name, dtype):

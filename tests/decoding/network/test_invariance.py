@@ -145,8 +145,8 @@ def test_a_model_is_measured_within_the_positions_that_it_sees(max_positions):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_our_kernels_on_a_cpu_are_measured_to_be_what_they_were_made_to_be(dtype):
-    if kernels.load(dtype, 16, 64) is None or (dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()):
-        pytest.skip("no C++ compiler here, or a processor without such kernels, or with AMX, which is faster")
+    if kernels.load(dtype, 16, 64) is None:
+        pytest.skip("no C++ compiler here, or a processor without such kernels")
     model = LanguageModel(
         build(llama_config(**(WIDE | {"max_position_embeddings": 600})), seed=1).to(dtype), frozenset()
     )

@@ -208,3 +208,34 @@ def test_a_trial_that_is_clearly_slower_ends_early(speed, num_tried):
         trials.observe(Round(1.0, 1 / speed), num_rows=16)
         tried += 1
     assert tried == num_tried
+
+
+@pytest.mark.parametrize("length", [20, 200])
+def test_rounds_that_draft_much_and_gain_little_are_not_taken_for_other_work(length):
+    """Most of `length` rounds draft nothing, and the others write 5 tokens in the time of 9: rest is the faster way."""
+    trials = Trials()
+    for number in range(3000):
+        if trials.is_resting:
+            done = Round(1.0, 1.0)
+        else:
+            done = Round(5.0, 9.0, 9.0) if number % length < length // 3 else Round(1.0, 1.2)
+        trials.observe(done, num_rows=16)
+    assert trials.is_resting
+
+
+def test_drafts_that_become_slower_than_rest_was_are_tried_against_it_before_their_time():
+    """A trial that loses as much as the first one here is followed by the next one after some 600 rounds."""
+    trials = Trials()
+
+    def rounds(number: int, of_drafts: float) -> list[bool]:
+        rested = []
+        for _ in range(number):
+            rested.append(trials.is_resting)
+            trials.observe(Round(1.0, 1.25 if trials.is_resting else of_drafts), num_rows=16)
+        return rested
+
+    assert any(rounds(100, of_drafts=0.7))
+    assert not any(rounds(300, of_drafts=0.7))
+    assert not any(rounds(20, of_drafts=2.0))
+    assert any(rounds(60, of_drafts=2.0))
+    assert all(rounds(100, of_drafts=2.0))

@@ -223,7 +223,17 @@ def test_the_example_configs_are_valid(path):
     assert load(path).generator_settings().models.target
 
 
-@pytest.mark.parametrize("name", ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KEEP_WEIGHTS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH"])
+_OF_DECODING = [
+    "DRAY_CACHE",
+    "DRAY_GRAPHS",
+    "DRAY_KEEP_WEIGHTS",
+    "DRAY_KERNELS",
+    "DRAY_KERNELS_MARCH",
+    "DRAY_KERNELS_TILES",
+]
+
+
+@pytest.mark.parametrize("name", _OF_DECODING)
 def test_variables_of_decoding_itself_are_accepted(yaml_file, monkeypatch, name):
     monkeypatch.setenv(name, "off")
     assert load(yaml_file).generator.engine.num_slots == 5

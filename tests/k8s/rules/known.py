@@ -47,7 +47,7 @@ def variables() -> frozenset[str]:
     hub = Path(huggingface_hub.__file__).parent
     in_hub = {name for path in hub.glob("*.py") for name in _NAME.findall(path.read_text())}
     fields = (*level_fields(RunConfig), *all_fields(RunConfig))
-    ours = {*loading._ENGINE_VARIABLES, *(loading.variable_of(each.name) for each in fields)}
+    ours = {*loading.READ_BY_DECODING, *(loading.variable_of(each.name) for each in fields)}
     return frozenset(in_ray | in_core | in_hub | ours | _PLAIN)
 
 

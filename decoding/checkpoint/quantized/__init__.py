@@ -1,0 +1,1 @@
+"""What config.json says of quantization, and the packed weights of a folder that says so."""
