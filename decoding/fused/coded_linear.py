@@ -8,12 +8,15 @@ Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block.
 
 import logging
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from decoding.checkpoint.model_files import codes_in
+from decoding.checkpoint.supported import in_one_line
+from decoding.codes.left_weight import take_weight
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
 from decoding.device import Device, pick_device
@@ -67,6 +70,27 @@ class CodedLinear(KernelLinear):
         super().replace(weight_OI, bias_O)
 
 
+def lay_out_codes(network: torch.nn.Module) -> int:
+    """Let modules whose weights were left in files make them of codes that are laid out here, or take them.
+
+    Returns the bytes of the weights that are left. Raises a ValueError for a weight that cannot be read.
+    """
+    layers: dict[Any, CodedLinear | None] = {}
+    left: list[Any] = [module for module in network.modules() if hasattr(module, "read_weight")]
+    try:
+        for module in left:
+            if module.codes not in layers:
+                layers[module.codes] = coded_layer([module])
+            if (layer := layers[module.codes]) is None:
+                take_weight(module)
+            else:
+                module.laid_out, module.read_weight = (layer,), partial(getattr, layer, "weight")
+    except (OSError, ValueError) as error:
+        name = getattr(network, "name_or_path", "")
+        raise ValueError(f"cannot load the model at {name!r}: {in_one_line(error)}") from error
+    return sum(4 * layer.in_features * layer.out_features for layer in layers.values() if layer is not None)
+
+
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
     """Return one layer over the codes of these layers of torch, side by side.
 
@@ -76,7 +100,11 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
     linear_function = kernels.load_linear(torch.float32)
     if linear_function is None or not all(hasattr(linear, "codes") for linear in linears):
         return None
-    assert all(linear.weight.dtype is torch.float32 for linear in linears), "others get no codes (`load_network`)"
+    own: CodedLinear | None = getattr(linears[0], "laid_out", (None,))[0] if len(linears) == 1 else None
+    if own is not None and (own.bias is None) == (getattr(linears[0], "bias", None) is None):
+        if memory is not None:
+            own.move(memory.copy(own.state()["packed"]), is_lent=False)
+        return own
     try:
         coded = CodedWeight.side_by_side([linear.codes.read() for linear in linears])
     except (OSError, ValueError) as error:

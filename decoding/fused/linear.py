@@ -73,7 +73,7 @@ class KernelLinear(torch.nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the numbers, also of those that codes stand for."""
+        """The type of the numbers, also of those that codes stand for."""
         return self._packed.dtype if self._packed.dtype in _DEPTHS else torch.float32
 
     @property

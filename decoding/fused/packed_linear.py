@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from decoding.codes.left_weight import identity_of
 from decoding.cpu.huge_pages import HugePages
 from decoding.device import give_back_freed_memory
 from decoding.fp8.linear import Fp8Linear
@@ -123,37 +124,48 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
     With `is_exact` the products are those of our GPU kernels. Layers of one module that are named `together` become one
     (`LinearSlice.fused`), even if nothing is packed.
     """
-    weights = [module.weight for module in network.modules() if type(module) is torch.nn.Linear]
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-    memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
-    del weights  # or their memory would not be freed
+    num_bytes = sum(map(_num_kernel_bytes, network.modules()))
+    memory = HugePages(num_bytes * 33 // 32) if num_bytes else None
     embeddings: list[tuple[torch.nn.Module, str, Any]] = [
         (parent, name, child)
         for parent in network.modules()
         for name, child in parent.named_children()
         if type(child).__name__ in _EMBEDDINGS
     ]
-    of_both: dict[torch.Tensor, KernelLinear] = {}  # by the weight of an embedding that is the head's, too
+    tied = {identity_of(embedding): None for _, _, embedding in embeddings}
+    of_both: dict[Any, KernelLinear] = {}  # by what an embedding has in common with the head
     # A list with the plain layers would keep their weights beside the packed ones.
-    for parent in [module for module in network.modules() if type(module) is not torch.nn.Linear]:
+    for parent in [module for module in network.modules() if not _is_plain(module)]:
         for names in together:
             if all(hasattr(parent, name) for name in names):
                 fuse_linears(parent, names, memory, is_exact)
         for name, child in list(parent.named_children()):
-            if type(child) is not torch.nn.Linear:
+            if not _is_plain(child):
                 continue
             packed = coded_layer([child], memory) or pack(child.weight, child.bias, memory, is_exact)
             if packed is not None:
-                if isinstance(packed, KernelLinear) and any(child.weight is each.weight for _, _, each in embeddings):
-                    of_both[child.weight] = packed
+                if isinstance(packed, KernelLinear) and identity_of(child) in tied:
+                    of_both[identity_of(child)] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
                 del child
                 give_back_freed_memory()
     for parent, name, embedding in embeddings:
-        layer = of_both.get(embedding.weight) or coded_layer([embedding], memory)
+        layer = of_both.get(identity_of(embedding)) or coded_layer([embedding], memory)
         if layer is not None:
             setattr(parent, name, PackedEmbedding(layer, getattr(embedding, "embed_scale", None)))
+
+
+def _is_plain(module: Any) -> bool:
+    """Tell whether a module is torch's own linear layer, also one whose weight is left in a file."""
+    return type(module) is torch.nn.Linear or (hasattr(module, "codes") and isinstance(module, torch.nn.Linear))
+
+
+def _num_kernel_bytes(module: Any) -> int:
+    """Return the most bytes that our kernels' layer would have in the place of a module; 0 if there is none."""
+    if not _is_plain(module) or not (hasattr(module, "codes") or kernel_function(module.weight)):
+        return 0
+    return int(module.in_features * module.out_features * (4 if hasattr(module, "codes") else module.weight.itemsize))
 
 
 def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:

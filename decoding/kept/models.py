@@ -12,12 +12,11 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.layer_subset import changed_class, whole_class
@@ -83,16 +82,9 @@ def _own_digest() -> str:
 def _kept(place: Path, key: dict[str, str], folder: str, device: Device, dtype: DType) -> LanguageModel:
     """Return the model in a kept file; raise OSError or ValueError if it is not what was kept."""
     content, is_shared = file.whole(place, key)
-    tied: dict[str, str] = {}
-
-    def fill(network: PreTrainedModel) -> None:
-        tied.update(network.all_tied_weights_keys)
-        network.all_tied_weights_keys = {}  # an embedding reads the head already
-        put_into(network, content, is_lent=is_shared)
-
+    fill = partial(put_into, content=content, is_lent=is_shared)
     network_class = changed_class(whole_class(load_config(folder)), fill)
     network, end_token_ids = load_network(folder, device, dtype, network_class, tensors=content["tensors"])
-    network.all_tied_weights_keys = tied
     model = LanguageModel(network, end_token_ids)
     check_again(model, folder, Found(*content["found"]))
     model.num_weight_bytes, model.num_bytes_read = content["num_bytes"]

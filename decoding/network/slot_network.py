@@ -26,12 +26,13 @@ from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
+from decoding.codes.left_weight import identity_of
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
-from decoding.fused.coded_linear import CodedLinear
+from decoding.fused.coded_linear import CodedLinear, lay_out_codes
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.linear import KernelLinear, PackedEmbedding
+from decoding.fused.linear import PackedEmbedding
 from decoding.fused.packed_linear import coded_layers, pack_linears, packed_layers
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
@@ -67,8 +68,9 @@ class SlotNetwork(ABC):
         self.runs_rows_apart = False
         self.is_kept: bool = bool(packed_layers(network))  # laid out already, by an earlier engine
         # Counted now, while all weights are where the checkpoint put them.
+        num_left_bytes = lay_out_codes(self.network)
         own = (w.to_local() if isinstance(w, DTensor) else w for w in weights_of(network))  # what this process has
-        self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
+        self.num_weight_bytes: int = num_left_bytes + sum(w.numel() * w.element_size() for w in own)
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.may_fuse = True  # whether the probe has found nothing that forbids it
@@ -82,7 +84,7 @@ class SlotNetwork(ABC):
         self.vocab_size = None
         if layers is None or layers.has_head:
             head = network.get_output_embeddings()
-            self.vocab_size = head.out_features if isinstance(head, KernelLinear) else head.weight.shape[0]
+            self.vocab_size = head.out_features if self.is_kept else identity_of(head).shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
     def new_cache(
@@ -130,9 +132,6 @@ class SlotNetwork(ABC):
         read = (each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding))
         coded = list(dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))]))
         self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in coded)
-        if self.device.type == "cpu" and not self.is_kept:  # others may keep all of a mapped file
-            for weight in weights_of(self.network):
-                weight.data = weight.data.clone()
         self.fused = FusedDecoder(self.network, self.layers) if fits else None
 
     def _forward(

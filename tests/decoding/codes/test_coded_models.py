@@ -19,6 +19,7 @@ from transformers import (
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
 from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.loading import load_network
 from decoding.checkpoint.supported import model_folder
 from decoding.codes.gguf_tensors import CodedTensor
 from decoding.fused import kernels
@@ -57,10 +58,7 @@ def save_coded(
 
 
 def loaded(path: str, *, is_coded: bool = True) -> LanguageModel:
-    model = LanguageModel.load(path, "cpu")
-    for module in model.network.modules():
-        if not is_coded and hasattr(module, "codes"):
-            del module.codes
+    model = LanguageModel(*load_network(model_folder(path), "cpu", "auto", in_codes=is_coded))
     check_model(model, path)
     return model
 
@@ -155,7 +153,7 @@ def test_a_model_in_codes_computes_with_other_weights_that_it_is_given(tmp_path)
     model, other = (loaded(path) for path in paths)
     before = logits(model)
     own = model.weights.snapshot()
-    model.weights.put(model.weights.check(LanguageModel.load(paths[1], "cpu").network.state_dict()))
+    model.weights.put(model.weights.check(load_network(paths[1], "cpu", "float32")[0].state_dict()))
     assert torch.equal(logits(model), logits(other))
     model.weights.put(model.weights.check(own))
     assert torch.equal(logits(model), before)
