@@ -139,9 +139,8 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
         for names in together:
             if all(hasattr(parent, name) for name in names):
                 fuse_linears(parent, names, memory, is_exact)
-        for name, child in list(parent.named_children()):
-            if not _is_plain(child):
-                continue
+        for name in [name for name, child in parent.named_children() if _is_plain(child)]:
+            child: Any = getattr(parent, name)
             packed = coded_layer([child], memory) or pack(child.weight, child.bias, memory, is_exact)
             if packed is not None:
                 if isinstance(packed, KernelLinear) and identity_of(child) in tied:

@@ -1,7 +1,8 @@
 """Files of kept weights: written whole or not at all, and mapped once they are found to be what was written.
 
 torch reads them (`weights_only`, so they hold numbers and names alone). The pages of a mapping are those of all that
-map the file; what a process writes there it has alone. Neither the name of a file nor its date is trusted.
+map the file; what a process writes there it has alone. The name of a file has the sum of its bytes, and in it is the
+key of what it was made of: both must fit.
 """
 
 import hashlib
@@ -16,28 +17,27 @@ import torch
 
 from decoding.cpu.huge_pages import HugePages, advise, has_huge_pages
 
-_SUMMED = 1 << 18  # numbers of 8 bytes that have a sum
+_SUMMED = 2 << 20  # bytes that have a sum, which is taken at the speed of the memory
 Content = dict[str, Any]
 
 
-def write(place: Path, content: Content) -> None:
-    """Write a file; raise OSError or RuntimeError if it cannot be written."""
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=place.parent) as scratch:
+def write(folder: Path, name: str, content: Content) -> Path:
+    """Write a file of this name, and of the sum of its bytes; raise OSError or RuntimeError if that cannot be done."""
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as scratch:
         made = Path(scratch) / "made"
-        torch.save({**content, "digest": _digest(content)}, made)
-        made.rename(place)
+        torch.save(content, made)
+        return made.rename(folder / f"{name}-{_sum(made)}.dray")
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Return the file of this name, if it is there."""
+    return next(folder.glob(f"{name}-*.dray"), None)
 
 
 def mapped(place: Path, key: Mapping[str, str]) -> Content:
-    """Return the content of a file that has this key; raise OSError, or a ValueError that says what it has instead."""
-    try:
-        content: Content = torch.load(place, mmap=True, weights_only=True)
-        found = content["key"]
-    except OSError:
-        raise
-    except Exception as error:  # whatever is met in a damaged file
-        raise ValueError(f"it is damaged ({type(error).__name__})") from error
-    if found != key:
+    """Return the content of a file that has this key; raise OSError, or a ValueError if it has another one."""
+    content: Content = torch.load(place, mmap=True, weights_only=True)
+    if content["key"] != key:
         raise ValueError("it is of other weights, or for another processor or version")
     for memory in _memories(content):
         advise(memory, mmap.MADV_HUGEPAGE)
@@ -54,10 +54,9 @@ def whole(place: Path, key: Mapping[str, str]) -> tuple[Content, bool]:
 
     Where there are no huge pages for files, weights are copied into those of this process: they are read faster.
     """
+    if place.stem.rpartition("-")[2] != _sum(place):
+        raise ValueError("it is damaged")
     content = mapped(place, key)
-    digest = content.pop("digest", "")
-    if _digest(content) != digest:
-        raise ValueError("its weights are damaged")
     if is_shared(content):
         return content, True
     memory = HugePages(sum(layer["packed"].nbytes for layer in content["layers"]) * 33 // 32)
@@ -73,17 +72,17 @@ def _memories(content: Content) -> list[torch.Tensor]:
     return [torch.empty(0, dtype=torch.uint8).set_(each) for each in storages.values()]
 
 
-def _digest(content: Any) -> str:
-    """Return a digest of names, numbers, and the sums of tensors: a change of one number changes it."""
-    if isinstance(content, torch.Tensor):
-        found: np.ndarray = content.detach().flatten().view(torch.uint8).numpy()
-        words, rest = found[: len(found) // 8 * 8].view(np.uint64), found[len(found) // 8 * 8 :]
-        sums = np.add.reduceat(words, np.arange(0, len(words), _SUMMED)) if len(words) else words
-        said = f"{content.dtype} {tuple(content.shape)}".encode() + sums.tobytes() + rest.tobytes()
-    elif isinstance(content, dict):
-        said = "".join(f"{name!r} {_digest(each)}\n" for name, each in content.items()).encode()
-    elif isinstance(content, list | tuple):
-        said = "".join(map(_digest, content)).encode()
-    else:
-        said = repr(content).encode()
-    return hashlib.sha256(said).hexdigest()
+def _sum(file: Path) -> str:
+    """Return a digest of the sums of a file's parts, which a change of one byte changes; an empty file is a ValueError.
+
+    The file is mapped, so that its pages are huge where those of files can be, and each part is let go after its sum.
+    """
+    found = hashlib.sha256()
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        for first in range(0, len(pages), _SUMMED):
+            part = pages[first : first + _SUMMED]
+            num = len(part) // 8
+            pages.madvise(mmap.MADV_DONTNEED, first, _SUMMED)
+            found.update(np.frombuffer(part, np.uint64, num).sum(dtype=np.uint64).tobytes() + part[8 * num :])
+    return found.hexdigest()[:32]

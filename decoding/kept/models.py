@@ -42,8 +42,7 @@ def load_checked(path: str, device: Device = "auto", dtype: DType = "auto", exac
     """Load the model at `path` and measure it, as `LanguageModel.load` and `check_model` do, or take what is kept."""
     folder = model_folder(path)
     key = _key(folder, device, dtype)
-    place = cache_folder() / "weights" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.dray"
-    if key and place.exists():
+    if key and (place := file.find(_folder(), _name(key))):
         try:
             return _kept(place, key, folder, device, dtype)
         except (OSError, ValueError) as error:
@@ -55,7 +54,7 @@ def load_checked(path: str, device: Device = "auto", dtype: DType = "auto", exac
     is_ours = model.found is not None and model.is_batch_invariant and model.num_weight_bytes >= _LEAST
     if key and is_ours and _key(folder, device, dtype) == key:  # else the files have just changed
         try:
-            _keep(model, place, key)
+            _keep(model, key)
         except (OSError, RuntimeError, ValueError) as error:
             _log.warning("the weights of %r are not kept for the next start: %s", path, error)
     return model
@@ -70,6 +69,14 @@ def _key(folder: str, device: Device, dtype: DType) -> dict[str, str]:
     read = [*weight_files(Path(folder)), *(each for name in _BESIDE if (each := Path(folder) / name).is_file())]
     versions = {"dray": _own_digest(), "torch": str(torch.__version__), "transformers": transformers.__version__}
     return {**{each.name: file_digest(each) for each in read}, **versions, "dtype": kind, "kernels": multiplied}
+
+
+def _folder() -> Path:
+    return cache_folder() / "weights"
+
+
+def _name(key: dict[str, str]) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
 @cache
@@ -91,17 +98,18 @@ def _kept(place: Path, key: dict[str, str], folder: str, device: Device, dtype: 
     return model
 
 
-def _keep(model: LanguageModel, place: Path, key: dict[str, str]) -> None:
+def _keep(model: LanguageModel, key: dict[str, str]) -> None:
     """Write the file of a model, unless another process has, and let the model have its weights there."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / "lock").open("w") as lock:
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # engines that start at once would all write
-        if not place.exists():
-            for old in place.parent.iterdir():  # and what a killed process has left
+        if (place := file.find(folder, _name(key))) is None:
+            for old in folder.iterdir():  # and what a killed process has left
                 if time.time() - old.stat().st_mtime > _OLD:
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
             said = {"found": tuple(model.found), "num_bytes": (model.num_weight_bytes, model.num_bytes_read)}
-            file.write(place, {"key": key, **said, **described(model.network)})
+            place = file.write(folder, _name(key), {"key": key, **said, **described(model.network)})
     content = file.mapped(place, key)
     if file.is_shared(content) and model.fused is not None:
         lend(model.network, content)

@@ -17,11 +17,12 @@ from decoding.checkpoint import model_files
 from decoding.checkpoint.model_files import file_digest
 from decoding.fused import kernels
 from decoding.fused.packed_linear import packed_layers
-from decoding.kept import models
+from decoding.kept import file, models
 from decoding.kept.models import load_checked
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from tests.damage import damage
+from tests.decoding.codes.packed_folders import KINDS, NOT_IN_CODES, save_packed
 from tests.decoding.codes.test_coded_models import SIZES, logits, save_coded
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 from tests.small_disk import small_disk
@@ -59,9 +60,11 @@ def facts(model: LanguageModel) -> tuple[object, ...]:
     return *numbers, model.eos_token_ids, model.vocab_size, model.is_batch_invariant, model.packs_rows
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16 by tiles"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_kept_model_computes_the_same_bits_and_says_the_same_of_itself(folder, tmp_path, name, dtype):
+def test_a_kept_model_computes_the_same_bits_and_says_the_same_of_itself(folder, tmp_path, monkeypatch, name, dtype):
+    dtype, _, is_tiled = dtype.partition(" ")
+    monkeypatch.setenv("DRAY_KERNELS_TILES", "emulated" if is_tiled else "off")
     path = saved(tmp_path / "model", config=CONFIGS[name])
     first, second = (load_checked(path, "cpu", dtype) for _ in range(2))
     plain = LanguageModel.load(path, "cpu", dtype)
@@ -90,6 +93,19 @@ def test_a_kept_model_in_codes_needs_neither_its_file_nor_its_float32_weights(fo
     assert facts(second) == facts(first)
 
 
+@pytest.mark.parametrize("kind", ["GPTQ with zero points", "AWQ", "W4A16", "W8A16", "GPTQ in act order"])
+def test_a_kept_model_of_a_packed_checkpoint_computes_the_same_bits(folder, tmp_path, kind):
+    network = build(llama_config(**WIDE), 1)
+    path = save_packed(network, tmp_path / "packed", KINDS[kind], eos_token_id=7)
+    first, second = (load_checked(path, "cpu", "float32") for _ in range(2))
+    plain = LanguageModel.load(save(network, tmp_path / "plain", eos_token_id=7), "cpu", "float32")
+    check_model(plain, "the same weights, dequantized")
+    assert (first.is_kept, second.is_kept, first.num_coded_layers == 0) == (False, True, kind in NOT_IN_CODES)
+    assert torch.equal(logits(first, 9), logits(plain, 9))
+    assert torch.equal(logits(second, 9), logits(plain, 9))
+    assert facts(second) == facts(first)
+
+
 def test_engines_over_kept_models_write_the_same_texts(tmp_path):
     pair = saved(tmp_path / "target"), saved(tmp_path / "draft", seed=2)
     options = EngineOptions(num_slots=3, max_model_len=64, num_speculative_tokens=3)
@@ -102,21 +118,24 @@ def test_engines_over_kept_models_write_the_same_texts(tmp_path):
     assert engine.target.is_kept
 
 
-@pytest.mark.parametrize("what", ["file", "weights behind the right description"])
+@pytest.mark.parametrize("what", ["whole name", "name, with its own sum", "description, with its own sum"])
 def test_a_cache_of_another_models_weights_is_not_taken(folder, tmp_path, caplog, what):
+    """Of what another file has taken from the right one."""
     path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
     expected = logits(load_checked(path, "cpu"))
     (own,) = files(folder)
     load_checked(other, "cpu")
     (foreign,) = set(files(folder)) - {own}
-    if what == "file":
+    if what == "whole name":
         shutil.copyfile(foreign, own)
     else:
         contents = [torch.load(each, weights_only=True) for each in (own, foreign)]
-        torch.save({**contents[0], "layers": contents[1]["layers"]}, own)
+        made_up = contents[1] if "name" in what else {**contents[0], "layers": contents[1]["layers"]}
+        own.unlink()
+        own = file.write(folder, own.stem.partition("-")[0], made_up)
     with caplog.at_level(logging.WARNING):
         model = load_checked(path, "cpu")
-    assert "made anew" in caplog.text
+    assert f"{own} is not used" in caplog.text
     assert not model.is_kept
     assert torch.equal(logits(model), expected)
     assert load_checked(path, "cpu").is_kept
@@ -128,12 +147,8 @@ def test_a_damaged_file_is_made_anew(folder, tmp_path, caplog, how):
     expected = logits(load_checked(path, "cpu"))
     (own,) = files(folder)
     content = own.read_bytes()
-    weight = torch.load(own, weights_only=True)["layers"][0]["packed"].flatten()[:64]
     for seed in range(4):
         damage(own, how, random.Random(seed))
-        if how == "flip":  # a bit of a weight: a bit that is drawn may be between two records
-            at = content.index(bytes(weight)) + seed
-            own.write_bytes(content[:at] + bytes([content[at] ^ 1 << seed]) + content[at + 1 :])
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             model = load_checked(path, "cpu")
@@ -165,11 +180,19 @@ def test_another_kernel_type_of_numbers_or_version_does_not_take_it(folder, tmp_
     path = saved(tmp_path / "model")
     load_checked(path, "cpu")
     assert not load_checked(path, "cpu", "bfloat16").is_kept
+    with monkeypatch.context() as patch:
+        patch.setenv("DRAY_KERNELS_TILES", "emulated")
+        tiled = load_checked(path, "cpu", "bfloat16")
+        plain = LanguageModel.load(path, "cpu", "bfloat16")
+        plain.speed_up()
+        assert not tiled.is_kept, "nor one for tiles that of vectors"
+        assert torch.equal(logits(tiled, 9), logits(plain, 9))
+        assert load_checked(path, "cpu", "bfloat16").is_kept
     for module, name in ((models, "linear_kind"), (models, "_own_digest")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda *_: "another")
             assert not load_checked(path, "cpu").is_kept
-    assert len(files(folder)) == 4
+    assert len(files(folder)) == 5
 
 
 def test_it_can_be_switched_off(folder, tmp_path, monkeypatch):
@@ -190,7 +213,7 @@ def test_a_disk_that_takes_nothing_costs_a_warning(folder, tmp_path, caplog, why
     else:
         with small_disk(folder, "64k") as disk, caplog.at_level(logging.WARNING):
             assert not load_checked(path, "cpu").is_kept
-            assert [file.name for file in disk.iterdir()] == ["lock"]
+            assert [each.name for each in disk.iterdir()] == ["lock"]
     assert "are not kept for the next start" in caplog.text
 
 
@@ -225,8 +248,9 @@ def test_engines_that_start_at_once_write_one_file(folder, tmp_path):
     for model in started:
         check_model(model, path)
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(models._keep, started, 3 * [folder / "one.dray"], 3 * [key]))
-    assert sorted(file.name for file in folder.iterdir()) == ["lock", "one.dray"]
+        list(threads.map(models._keep, started, 3 * [key]))
+    assert len(files(folder)) == 1
+    assert len(list(folder.iterdir())) == 2, "and the lock"
     assert all(layer.is_lent for model in started for layer in packed_layers(model.network))
     assert torch.equal(logits(started[0]), logits(started[2]))
 
@@ -247,13 +271,13 @@ def test_files_that_no_engine_has_used_for_a_month_are_deleted_when_another_one_
 
 
 def test_a_file_is_read_again_only_when_it_has_changed(tmp_path, monkeypatch):
-    file = tmp_path / "weights"
-    file.write_bytes(b"one")
-    first = file_digest(file)
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"one")
+    first = file_digest(weights)
     with monkeypatch.context() as patch:
         patch.setattr(model_files.hashlib, "file_digest", None)
-        assert file_digest(file) == first
-    stat = file.stat()
-    file.write_bytes(b"two")
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a copy that keeps times would leave it
-    assert file_digest(file) == hashlib.sha256(b"two").hexdigest()
+        assert file_digest(weights) == first
+    stat = weights.stat()
+    weights.write_bytes(b"two")
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a copy that keeps times would leave it
+    assert file_digest(weights) == hashlib.sha256(b"two").hexdigest()
