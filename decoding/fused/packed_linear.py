@@ -168,14 +168,20 @@ def _num_kernel_bytes(module: Any) -> int:
 
 
 def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:
-    """Return the layers of a network that our CPU kernels multiply, each once and always in the same order."""
-    layers = [module.fused if isinstance(module, LinearSlice) else module for module in network.modules()]
-    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, KernelLinear)]
+    """Return the layers of a network that our CPU kernels read, each once and always in the same order."""
+    return _packed_among(list(network.modules()))
 
 
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:
     """Return the layers of a network that multiply codes."""
-    return [layer for layer in packed_layers(network) if isinstance(layer, CodedLinear)]
+    that_multiply = [module for module in network.modules() if not isinstance(module, PackedEmbedding)]
+    return [layer for layer in _packed_among(that_multiply) if isinstance(layer, CodedLinear)]
+
+
+def _packed_among(modules: list[torch.nn.Module]) -> list[KernelLinear]:
+    shown = {LinearSlice: "fused", PackedEmbedding: "layer"}
+    layers = [getattr(module, shown[type(module)]) if type(module) in shown else module for module in modules]
+    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, KernelLinear)]
 
 
 def use_library_products(network: torch.nn.Module) -> None:

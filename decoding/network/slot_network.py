@@ -32,7 +32,6 @@ from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.coded_linear import CodedLinear, lay_out_codes
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.linear import PackedEmbedding
 from decoding.fused.packed_linear import coded_layers, pack_linears, packed_layers
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
@@ -127,10 +126,8 @@ class SlotNetwork(ABC):
         fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
         if not self.is_kept:
             pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
-        coded = coded_layers(self.network)
-        self.num_coded_layers = len(coded)
-        read = (each.layer for each in self.network.modules() if isinstance(each, PackedEmbedding))
-        coded = list(dict.fromkeys([*coded, *(layer for layer in read if isinstance(layer, CodedLinear))]))
+        self.num_coded_layers = len(coded_layers(self.network))
+        coded = [layer for layer in packed_layers(self.network) if isinstance(layer, CodedLinear)]
         self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in coded)
         self.fused = FusedDecoder(self.network, self.layers) if fits else None
 

@@ -81,10 +81,10 @@ def test_a_kept_model_computes_the_same_bits_and_says_the_same_of_itself(folder,
     assert len(files(folder)) == 1
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-def test_a_kept_model_in_codes_needs_neither_its_file_nor_its_float32_weights(folder, tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "is_tied"), [("Q4_1", True), ("Q8_0", False)])
+def test_a_kept_model_in_codes_is_not_read_from_its_file(folder, tmp_path, monkeypatch, kind, is_tied):
     monkeypatch.setattr(model_files, "HF_HOME", str(tmp_path / "hf"))
-    path = save_coded(tmp_path, kind, tie_word_embeddings=True)
+    path = save_coded(tmp_path, kind, tie_word_embeddings=is_tied)
     first = load_checked(path, "cpu")
     monkeypatch.setattr(models, "check_model", None)
     second = load_checked(path, "cpu")
