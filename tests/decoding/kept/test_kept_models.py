@@ -118,9 +118,16 @@ def test_engines_over_kept_models_write_the_same_texts(tmp_path):
     assert engine.target.is_kept
 
 
-@pytest.mark.parametrize("what", ["whole name", "name, with its own sum", "description, with its own sum"])
-def test_a_cache_of_another_models_weights_is_not_taken(folder, tmp_path, caplog, what):
-    """Of what another file has taken from the right one."""
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("whole name", "it is damaged"),
+        ("name, with its own sum", "it is of other weights"),
+        ("description, with its own sum", "its logits are off by"),
+    ],
+)
+def test_a_cache_of_another_models_weights_is_not_taken(folder, tmp_path, caplog, what, why):
+    """`what` another file has taken from the right one."""
     path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
     expected = logits(load_checked(path, "cpu"))
     (own,) = files(folder)
@@ -136,6 +143,7 @@ def test_a_cache_of_another_models_weights_is_not_taken(folder, tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         model = load_checked(path, "cpu")
     assert f"{own} is not used" in caplog.text
+    assert why in caplog.text
     assert not model.is_kept
     assert torch.equal(logits(model), expected)
     assert load_checked(path, "cpu").is_kept
