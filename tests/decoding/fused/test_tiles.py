@@ -70,7 +70,7 @@ def test_products_are_those_of_the_manual(shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_lines_of_a_weight_are_read_from_the_layout_for_tiles(shape):
-    """As a tied embedding reads them: behind each 32 inputs there is another step, and behind the last one zeros."""
+    """A tied embedding reads them: a block has 32 outputs, and zeros behind the last input, to whole steps of 32."""
     weight_OI = torch.randn(shape).bfloat16()
     layer = layer_of(weight_OI)
     index = torch.cat([torch.randint(shape[0], (100,)), torch.arange(shape[0])[-33:]])
