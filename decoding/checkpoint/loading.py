@@ -26,7 +26,7 @@ from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_co
 from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.codes.left_weight import leave_weight
-from decoding.codes.packed_tensors import PackedTensor, read_tensor
+from decoding.codes.packed_tensors import PackedTensor, read_tensors
 from decoding.codes.weight import Codes
 from decoding.device import pick_device
 from decoding.fp8 import exact
@@ -144,8 +144,12 @@ def _stored(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]
     """Return the weights of a folder, of which some may be packed, by the names that they have when they are not."""
     parts = {name for tensor in packed.values() for name, _ in tensor.files}
     plain = {name: file for file in weight_files(Path(path)) for name in tensors_in(file) if name not in parts}
-    found = {name: _Weight(partial(read_tensor, name, str(file))) for name, file in plain.items()}
+    found = {name: _Weight(partial(_read, name, str(file))) for name, file in plain.items()}
     return found | {name: _Weight(tensor.dequantized) for name, tensor in packed.items()}
+
+
+def _read(name: str, file: str) -> torch.Tensor:
+    return read_tensors([name], file)[name]
 
 
 def _refuse_odd_modules(network: "PreTrainedModel", path: str, packed: Mapping[str, PackedTensor]) -> None:

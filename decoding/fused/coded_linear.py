@@ -19,7 +19,7 @@ from decoding.checkpoint.supported import in_one_line
 from decoding.codes.left_weight import take_weight
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
-from decoding.device import Device, pick_device
+from decoding.device import Device, give_back_freed_memory, pick_device
 from decoding.fused import kernels
 from decoding.fused.linear import KernelLinear
 
@@ -31,6 +31,7 @@ _FORMS = {
     (8, "float16", False): 4,
     (8, "float32", True): 5,
 }
+_COMPARED = 2048  # lines of a weight at once
 _TOGETHER = 8  # inputs of one step of the kernel
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def lay_out_codes(network: torch.nn.Module) -> int:
         for module in left:
             if module.codes not in layers:
                 layers[module.codes] = coded_layer([module])
+                give_back_freed_memory()
             if (layer := layers[module.codes]) is None:
                 take_weight(module)
             else:
@@ -113,12 +115,12 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
     biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
     layer, first = CodedLinear(coded, torch.cat(biases) if biases else None, linear_function, memory), 0
     for linear in linears:
-        num = len(linear.weight)
-        found_OI = layer.lines(torch.arange(first, first + num))
-        if not torch.equal(found_OI.view(torch.int32), linear.weight.view(torch.int32)):
-            _log.warning("a weight of %s stays float32: %s has other numbers now", tuple(found_OI.shape), linear.codes)
-            return None
-        first += num
+        for weight_NI in linear.weight.split(_COMPARED):
+            found_NI = layer.lines(torch.arange(first, first + len(weight_NI)))
+            if not torch.equal(found_NI.view(torch.int32), weight_NI.view(torch.int32)):
+                _log.warning("a weight stays float32: %s has other numbers now", linear.codes)
+                return None
+            first += len(weight_NI)
     return layer
 
 

@@ -161,10 +161,12 @@ def _is_plain(module: Any) -> bool:
 
 
 def _num_kernel_bytes(module: Any) -> int:
-    """Return the most bytes that our kernels' layer would have in the place of a module; 0 if there is none."""
+    """Return the bytes that our kernels' layer would have in the place of a module; 0 if there is none."""
     if not _is_plain(module) or not (hasattr(module, "codes") or kernel_function(module.weight)):
         return 0
-    return int(module.in_features * module.out_features * (4 if hasattr(module, "codes") else module.weight.itemsize))
+    if not hasattr(module, "codes"):
+        return int(module.weight.nbytes)
+    return int(4 * module.in_features * module.out_features - module.codes.num_bytes_saved)
 
 
 def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:
