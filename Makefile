@@ -76,12 +76,19 @@ test-network: setup  ## run the tests of links and single nodes that fail, REPEA
 test-endpoint: setup  ## run the endpoint's tests, the slow ones too; the page's need Debian's chromium and chromium-driver (clients: test-clients)
 	$(BIN)/python -m pytest -m "not gpu" --durations 10 tests/endpoint
 
-test-clients: setup .venv-clients/installed  ## run the openai client, LangChain, instructor, litellm and lm-eval, as they are, against the endpoint
-	$(BIN)/python -m pytest --durations 0 tests/endpoint/test_clients.py
+# Tools that write a corpus by several requests a row; each pins what the others do not have.
+CHAINS := data_designer distilabel curator
+test-clients: setup .venv-clients/installed $(CHAINS:%=.venv-%/installed)  ## run the openai client, LangChain, instructor, litellm, lm-eval, Data Designer, distilabel and Curator, as they are, against the endpoint
+	$(BIN)/python -m pytest --durations 0 tests/endpoint/test_clients.py tests/endpoint/test_chains.py
 
 .venv-clients/installed: tests/endpoint/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python $(PEER_PIP) -r $<
+	touch $@
+
+$(CHAINS:%=.venv-%/installed): .venv-%/installed: tests/endpoint/clients/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(PEER_PIP) -r $<
 	touch $@
 
 test-page: setup  ## run the tests of the endpoint's page and of a run's, in Debian's Chromium

@@ -31,6 +31,11 @@ from pipeline.schema import ColumnSet
 from pipeline.text.codec import TextCodec
 
 PromptReader = Callable[[InputRow, int], tuple[list[int], int]]
+EarlierTexts = Callable[[InputRow], Seq[Seq[int]]]  # the token ids of each sample of a row, as they were written before
+
+
+def _no_texts(row: InputRow) -> Seq[Seq[int]]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,10 @@ class Task:
         """Return what may be said of its output before engines are loaded."""
         return backend.exactness
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
-        """Return which optional columns the output of a new run has, if columns for parts are asked for or not."""
-        return ["rounds", "parts"] if has_parts else ["rounds"]
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
+        """Return which optional columns the output of a new run has, if parts are asked for, and texts reused."""
+        asked: dict[ColumnSet, bool] = {"rounds": True, "reuse": reuses, "parts": has_parts}
+        return [name for name, is_asked in asked.items() if is_asked]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:
         """Return the output tokens that a row may have, over its samples."""
@@ -115,7 +121,7 @@ class Score(Task):
     def exactness(self, backend: Backend) -> Exactness:
         return "no"  # of scores the engines tell
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
         return ["scores"]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:
@@ -164,7 +170,7 @@ class RunProgram(Task):
         source = Program.load(self.program.function).digest
         return {"program": {"function": self.program.function, "source": source}}
 
-    def column_sets(self, has_parts: bool) -> list[ColumnSet]:
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
         return ["rounds", "turns"]
 
     def tokens_per_row(self, sampling: SamplingParams) -> int:
@@ -193,6 +199,7 @@ class PlainRows(RowKind):
     write: Callable[[list[Sequence]], Awaitable[None]]
     recorded_rows: RowSample = NO_ROWS
     scope: Scope = ONE_FOR_ALL
+    earlier: EarlierTexts = _no_texts
 
     def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
         encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
@@ -200,6 +207,10 @@ class PlainRows(RowKind):
         if ordinal in self.recorded_rows:
             for sequence in encoded.sequences:
                 sequence.rounds = []
+        if encoded.params is None:  # else it is not known of which samples these are the best
+            for sequence, text in zip(encoded.sequences, self.earlier(row), strict=False):
+                is_of_model = min(text, default=0) >= 0 and max(text, default=0) < self.engine.vocab_size
+                sequence.prediction = tuple(text) if is_of_model else ()
         return encoded
 
     async def finish(self, rows: list[EncodedRow]) -> None:

@@ -11,6 +11,7 @@ trees.json                           `python -m benchmarks.trees`               
 learning.json                        `python -m benchmarks.learning`                docs/learning.md
 forms.json, -fixed.json, -grown.json `python -m benchmarks.forms`                   docs/structured.md
 scale.json                           `python -m benchmarks.scale commands`          docs/scale.md
+predictions.json, -smollm2.json      `python -m benchmarks.predictions`             docs/auditing.md
 
 Without arguments it compares the pages with these files and returns 1 if they differ, or if a file does not show what
 is claimed of it. tests/jobs/test_demo.py compares the lines with a demo.
@@ -34,6 +35,7 @@ from checks.tables import (
     heads_table,
     learned_table,
     noise_table,
+    predictions_table,
     rows_at_once,
     scale_table,
     speed_table,
@@ -44,9 +46,10 @@ RESULTS = ROOT / "benchmarks/results"
 SPEED, HEADS, TREES = RESULTS / "bundled-drafts.json", RESULTS / "trained-heads.json", RESULTS / "trees.json"
 LEARNED, SCALE = RESULTS / "learning.json", RESULTS / "scale.json"
 FORMS = [RESULTS / f"forms{name}.json" for name in ("", "-fixed", "-grown")]
+PREDICTED = [RESULTS / f"predictions{name}.json" for name in ("", "-smollm2")]
 README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
 LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
-LARGE = ROOT / "docs/scale.md"
+LARGE, AUDITS = ROOT / "docs/scale.md", ROOT / "docs/auditing.md"
 _BEGIN = "<!-- figures of {}: written by python -m checks.figures {} -->\n"
 _END = "<!-- end of figures -->"
 _COMMAND = (
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             writer.writeheader()
             writer.writerows(lines)
     drafts, heads, trees, learned, scale = (_read(path) for path in (SPEED, HEADS, TREES, LEARNED, SCALE))
-    forms = [_read(path) for path in FORMS]
+    forms, predicted = ([_read(path) for path in paths] for paths in (FORMS, PREDICTED))
     is_stale = False
     for page, what, shown in (
         (README, "the demo", demo_table({draft: read_lines(draft) for draft in LINES}, heads)),
@@ -81,6 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         (LEARNING, "learning", learned_table(learned)),
         (STRUCTURED, "forms", forms_table(forms)),
         (LARGE, "scale", scale_table(scale)),
+        (AUDITS, "predictions", predictions_table(predicted)),
     ):
         before = page.read_text()
         begin = _BEGIN.format(what, "out/demo out/demo-head" if page == README else "--write")
@@ -90,9 +94,11 @@ def main(arguments: Sequence[str]) -> int:
             print(shown, end="")
         elif written != before:
             is_stale = True
-            sources = ", ".join(path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE))
+            sources = ", ".join(
+                path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE, *PREDICTED)
+            )
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    lost = [claim for claim, holds in claims(drafts, heads, learned, forms, trees) if not holds]
+    lost = [claim for claim, holds in claims(drafts, heads, learned, forms, trees, predicted) if not holds]
     for claim in lost:
         print(f"the recorded figures do not show that {claim}", file=sys.stderr)
     return int(is_stale or bool(lost))
@@ -124,6 +130,7 @@ def claims(
     learned: dict[str, Any],
     forms: Sequence[dict[str, Any]],
     trees: dict[str, Any],
+    predicted: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
     for line in (*drafts["lines"], *heads["lines"]):
@@ -146,6 +153,10 @@ def claims(
         what = f"no tree has {_TREES_PAY} times the speed of the best chain ({line['draft']}, {line['costs']})"
         if line["is_measured"]:
             yield what, line["tree_times_chain"] < _TREES_PAY
+    for line in (line for run in predicted for line in run["lines"]):
+        if "none" not in line["work"]:
+            where = f"{line['work']}, {line['dtype']}, {rows_at_once(line['rows_at_once'])} at once"
+            yield f"old texts cost at most a twentieth of the speed ({where})", line["times_plain"] >= 0.95
     lines = {(line["draft"], line["kind"]): line for line in learned["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():

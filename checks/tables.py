@@ -162,6 +162,27 @@ def scale_table(found: dict[str, Any]) -> str:
     )
 
 
+def predictions_table(runs: Sequence[dict[str, Any]]) -> str:
+    """Return what old texts bring as drafts, in runs of benchmarks.predictions: the bundled target and a real one."""
+    numbers = list(dict.fromkeys((line["dtype"], line["rows_at_once"]) for run in runs for line in run["lines"]))
+    rows = [["target", "work", *(f"{dtype}, {rows_at_once(number)} at once" for dtype, number in numbers)]]
+    for run in runs:
+        lines = {(line["work"], line["dtype"], line["rows_at_once"]): line for line in run["lines"]}
+        name = run["settings"]["target"].replace("target", "bundled")
+        for work in dict.fromkeys(work for work, *_ in lines):
+            cells = [_times(lines.get((work, *number)), is_plain=work.endswith("none")) for number in numbers]
+            rows.append([name, work.replace("none", "plain decoding"), *cells])
+    machine, settings = runs[0]["machine"], runs[0]["settings"]
+    repeats = " and ".join(str(run["settings"]["repeats"]) for run in runs)
+    return (
+        "Tokens a second of plain decoding, and how many times that is reached with old texts (`python -m "
+        f"benchmarks.predictions`; {machine['processor']}, {machine['threads']} thread, {runs[0]['date']}; greedy, up "
+        f"to {settings['new_tokens']} tokens a row, medians of {repeats}). `audit` writes the same rows "
+        "again; before `reuse` one word of the system prompt changed. In brackets stands the share of its tokens "
+        "before the first difference.\n\n" + _markdown(rows)
+    )
+
+
 def rows_at_once(number: int) -> str:
     """Return "1 row" or "16 rows"."""
     return f"{number} row{'s' if number > 1 else ''}"
@@ -182,6 +203,12 @@ def _measured(found: dict[str, Any], benchmark: str) -> str:
     how = f"{settings['dtype']}, temperature {settings['temperature']:g}"
     repeats = f"; medians of {settings['repeats']}" if found["lines"] else ""
     return f"`python -m benchmarks.{benchmark}`; {where}; {how}{repeats}"
+
+
+def _times(line: dict[str, Any] | None, *, is_plain: bool) -> str:
+    if line is None:
+        return "-"
+    return _plain_speed(line) if is_plain else f"{line['times_plain']:.2f} ({line['unchanged']:.0%})"
 
 
 def _cost(cost: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ DRAFTERS: tuple[DrafterName, ...] = get_args(DrafterName)
 NEED_A_HEAD: tuple[DrafterName, ...] = ("eagle3", "dflash", "mtp", "assistant")
 OWN_HEAD, OWN_HEAD_IF_ANY = "mtp", "auto"  # as a draft: the head in the target's own files, or that if there is one
 NEED_A_MODEL: tuple[DrafterName, ...] = ("model", *NEED_A_HEAD, "hybrid")
+LOOK_UP: tuple[DrafterName, ...] = ("ngram", "suffix", "hybrid")  # tokens in texts, predictions among them
 DRAFTER_OF_HEAD: dict[str, DrafterName] = {  # by the kind of the head
     "peagle": "eagle3",
     "eagle3": "eagle3",

@@ -1,12 +1,13 @@
 """The beginning that two lists of tokens share."""
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 _FIRST_STEP = 16  # tokens compared at first; each further comparison is twice as long
 
 
-def common_prefix(first: Seq[int], second: Seq[int]) -> int:
-    """Return how many first tokens two lists (or two tuples) share.
+def common_prefix(first: Seq[Any], second: Seq[Any]) -> int:
+    """Return how many first tokens two lists (or two tuples) share, or how many first characters two texts.
 
     Whole stretches are compared at once, in C: 32 slots of 1000 equal tokens take well under a millisecond, and
     prompts that differ early take next to nothing.

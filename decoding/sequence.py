@@ -110,6 +110,9 @@ class Sequence:
     matcher: Matcher | None = None  # where the output stands in its grammar (params.structured); the engine sets it
     max_tokens: int = 0  # output limit: params.max_tokens, or less if the context ends first (the engine lowers it)
     num_speculative_tokens: int | None = None  # most tokens that it drafts in a round; None: as many as the engine may
+    # A guess of its whole output, which drafters that look up follow: no text depends on it under coupled verification,
+    # and no other rule takes it (`Engine.problem_with`).
+    prediction: tuple[int, ...] = ()
     scope: Scope = ONE_FOR_ALL  # the rows with which it shares what was written and computed
     asked: AskedScores | None = None  # log-probabilities of its own tokens that are wanted: then it writes nothing
 

@@ -125,6 +125,15 @@ def number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
 
 
+WRITES_AGAIN = (  # arguments of a command that writes rows of a run again
+    argument("--model", metavar="MODEL", help="target, where it is not at the place that run.json names"),
+    argument("--tokenizer", metavar="FOLDER", help="tokenizer, unless it is the target's own"),
+    argument("--input", nargs="+", metavar="PATH", help="input, where it is not at the place that run.json names"),
+    argument("--device", choices=("cpu", "cuda"), help="where to run; unless given as the run"),
+    argument("--slots", type=number, metavar="N", help="rows at once; unless given as the run"),
+)
+
+
 def size(text: str) -> int:
     """Read a number of bytes from a text such as "200MB"."""
     from pydantic import ByteSize, TypeAdapter  # here, since few commands read sizes, and it takes long

@@ -13,10 +13,10 @@ _FOLDER = Path(__file__).parent
 WHOLE_WORDS: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 GROUPS: dict[str, Sequence[str]] = {
     "make": ("init", "tune", "generate", "retry", "best", "compact", "export", "publish"),
-    "look": ("status", "show", "report", "doctor", "completion"),
+    "look": ("status", "show", "report", "diff", "doctor", "completion"),
     "draft": ("train_draft", "eval_draft", "swap_draft", "convert_draft"),
     "serve": ("serve",),
-    "trust": ("verify", "prove", "models"),
+    "trust": ("verify", "audit", "prove", "models"),
 }
 
 

@@ -3,9 +3,10 @@
 DEST is hf://datasets/OWNER/NAME (a private dataset is made unless it is there; --public makes a public one), or
 .../NAME@BRANCH (made, without files, unless it is there), or a folder, local or a URI (s3://, gs://). There come
 data/DIGEST/part-00000.parquet and on (as dray compact writes them; DIGEST is that of their content), report.json and
-report.html if the run has them, and last README.md, the card. It says which files are the data, and what decides the
-texts: models, seed, hashes. Older data of the run are removed after it, so that the data that the card names are always
-whole: datasets.load_dataset, which goes by the card, reads no row twice and misses none. On the hub all is one commit.
+report.html if the run has them, in dray/ what it takes to audit it (--with-input adds the input files), and last
+README.md, the card. It says which files are the data, and what decides the texts: models, seed, hashes. Older data of
+the run are removed after it, so that the data that the card names are always whole: datasets.load_dataset, which goes
+by the card, reads no row twice and misses none. On the hub all is one commit.
 
 The run is verified first. Files that are there already with the same content are not uploaded again, so that an
 interrupted command goes on where it was. Keys and tokens in a column or in the run's configuration are refused by the
@@ -34,6 +35,7 @@ from pipeline.run.directory import RunDirectory
     argument("--license", help="license of the texts, as the hub names it, such as apache-2.0"),
     argument("--public", action="store_true", help="make a dataset that does not exist on the hub public"),
     argument("--partial", action="store_true", help="publish a run with missing units as it is"),
+    argument("--with-input", action="store_true", help="publish the input files, too: an audit needs them"),
     argument(
         "--dry-run", action="store_true", help="write the files to the staging folder, and say what would be uploaded"
     ),

@@ -1,5 +1,8 @@
 """`dray show RUN --row ID [--sample N]`: show a row, with what was drafted, accepted and rejected.
 
+--regenerate writes the row again, as `dray audit` does, and says whether it is the same; then the exit code is 0 if it
+is, 1 if it is not, and 2 if it cannot be written again.
+
 ID is the row's own id, its file and number there (questions.jsonl#17), or its row_id.
 Brackets say what the colours say: [[accepted]], [-rejected-], {+corrected+}.
 """
@@ -9,7 +12,7 @@ import sys
 
 from rich.console import Console
 
-from jobs.commands import argument, on_run, refusals
+from jobs.commands import WRITES_AGAIN, argument, on_run, refusals
 from jobs.report_page.samples import codec_or_why_not, find_rows, samples_of_found
 from jobs.runs.row_text import row_text
 from pipeline.run.directory import RunDirectory
@@ -22,6 +25,8 @@ _MAX_ROWS = 5  # of one id
     "show",
     __doc__,
     argument("--row", required=True, metavar="ID", help="the row's own id, or FILE#NUMBER"),
+    argument("--regenerate", action="store_true", help="write the row again, and compare"),
+    *WRITES_AGAIN,
     argument("--sample", type=int, metavar="N", help="only this one of its samples, from 0"),
 )
 def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
@@ -36,6 +41,11 @@ def main(run_directory: RunDirectory, options: argparse.Namespace) -> int:
     if len(found) > _MAX_ROWS:
         others = ", ".join(unit.row_name(row_id, None) for unit, row_id in found[_MAX_ROWS : 2 * _MAX_ROWS])
         print(f"{len(found) - _MAX_ROWS} more rows have this id; the next are {others}")
+    if options.regenerate:
+        from jobs.runs.audit import regenerate  # here, since it loads models
+
+        with refusals():
+            return regenerate(run_directory, found[:_MAX_ROWS], options)
     return 0
 
 

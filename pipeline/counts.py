@@ -90,8 +90,26 @@ class Scores(Sums):
         return {**vars(self), "perplexity": self.perplexity}
 
 
+@dataclass(frozen=True)
+class Reuse(Sums):
+    """Sums over generations, of which some had an earlier text as a prediction (`run.reuse`)."""
+
+    num_unchanged: int = 0
+    num_changed: int = 0
+    num_new: int = 0
+    num_output_tokens: int = 0
+    num_reused_tokens: int = 0
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        share = self.num_reused_tokens / max(1, self.num_output_tokens)
+        texts = f"{self.num_unchanged:,} unchanged, {self.num_changed:,} changed, {self.num_new:,} new"
+        return f"{texts}; {share:.1%} of the tokens"
+
+
 _PER_SAMPLE = ["num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 COUNTED_COLUMNS = ["sample", "num_prompt_tokens", *_PER_SAMPLE, "accepted_per_position"]
+REUSE_COLUMNS = ["num_earlier_tokens", "num_unchanged_tokens", "num_reused_tokens", "num_output_tokens"]
 SCORED_COLUMNS = ["num_output_tokens", "logprob", "is_greedy", "is_best"]
 
 
@@ -109,6 +127,16 @@ def count_generations(generations: pa.Table, num_errors: int = 0) -> Counts:
         **{name: sum(filter(None, columns[name])) for name in _PER_SAMPLE},
         accepted_per_position=tuple(map(sum, zip_longest(*accepted, fillvalue=0))),
     )
+
+
+def count_reuse(generations: pa.Table) -> Reuse:
+    """Count a table of generation rows that have the columns of `run.reuse`."""
+    earlier, same, reused, written = (generations[name].to_pylist() for name in REUSE_COLUMNS)
+    is_new = [number is None for number in earlier]
+    is_same = [one == other == number for one, other, number in zip(earlier, same, written, strict=True)]
+    num_new, num_same = sum(is_new), sum(is_same)
+    num_changed = len(earlier) - num_new - num_same
+    return Reuse(num_same, num_changed, num_new, sum(filter(None, written)), sum(filter(None, reused)))
 
 
 def count_scores(scored: pa.Table) -> Scores:

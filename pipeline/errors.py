@@ -9,6 +9,15 @@ Code = Literal["invalid_value", "unsupported_parameter", "unknown_parameter", "m
 Stage = Literal["read", "template", "encode", "params", "generate", "program"]
 
 
+# The beginnings of messages about the process over a row, which another process may write.
+_OF_PROCESSES = ("memory ran out", "the target was lost", "the process that ran this row")
+
+
+def is_of_process(message: str) -> bool:
+    """Tell whether a row's error is about the process that ran it, by its message."""
+    return message.startswith(_OF_PROCESSES)
+
+
 def storable(text: str) -> str:
     """Return the text with half surrogate pairs spelled out ("\\ud800"), so that UTF-8, hence Arrow, can hold it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -83,6 +83,13 @@ ROUND_COLUMNS = (
     ),
 )
 
+# Of a run that was begun with `run.reuse`, behind the columns above.
+REUSE_COLUMNS = (
+    Column("num_earlier_tokens", pa.int32(), "With `run.reuse`: tokens of the earlier text; null without one."),
+    Column("num_unchanged_tokens", pa.int32(), "First tokens that are those of the earlier text."),
+    Column("num_reused_tokens", pa.int32(), "Tokens that followed from the earlier text, behind changes, too."),
+)
+
 _TURN = pa.struct([("prompt", TEXT), ("text", TEXT), ("finish_reason", TEXT), ("num_output_tokens", pa.int32())])
 _TOOL_RESULT = pa.struct([("name", TEXT), ("arguments", TEXT), ("result", TEXT)])
 
@@ -179,14 +186,21 @@ MANIFEST_COLUMNS = (
 
 # The columns of each folder of a run; carried columns follow those of data/.
 COLUMNS = {
-    "data": (*GENERATION_COLUMNS, *ROUND_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
+    "data": (*GENERATION_COLUMNS, *ROUND_COLUMNS, *REUSE_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
     "scores": SCORE_COLUMNS,
     "errors": ERROR_COLUMNS,
     "manifest": MANIFEST_COLUMNS,
 }
-ColumnSet = Literal["rounds", "parts", "turns", "scores"]
+# Columns that follow from drafts, batches and rounding, too: a row that is written again may have other values there.
+NOT_REPEATED = frozenset(
+    {"num_cached_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens", "accepted_per_position"}
+    | {"logprobs", "top_logprobs", "draft_version", "draft_rounds"}
+    | {column.name for column in REUSE_COLUMNS}
+)
+ColumnSet = Literal["rounds", "reuse", "parts", "turns", "scores"]
 OPTIONAL_COLUMNS: Mapping[ColumnSet, tuple[Column, ...]] = {
     "rounds": ROUND_COLUMNS,
+    "reuse": REUSE_COLUMNS,
     "parts": PART_COLUMNS,
     "turns": PROGRAM_COLUMNS,
     "scores": SCORE_COLUMNS,

@@ -8,12 +8,15 @@ from actors.engine.answer_grammar import with_answer_grammar
 from actors.engine.row_options import RowOptions
 from actors.engine.vocabulary import with_bad_word_ids
 from actors.settings import GeneratorSettings
+from decoding.common_prefix import common_prefix
+from decoding.drafters.lookups.prediction import Prediction
 from decoding.grammar.definition import problem_with
 from decoding.sampling_params import SamplingParams
 from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.errors import FieldError, RowError
 from pipeline.inputs.rows import InputRow
+from pipeline.schema import REUSE_COLUMNS
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
 from pipeline.text.text_behind import StopStrings, TextBehind
@@ -121,6 +124,7 @@ def _generation_row(encoded: EncodedRow, sample: int, sequence: Sequence, codec:
         "text": sequence_text(options.shown_codec(codec), sequence, keeps_stop=options.include_stop_str_in_output),
         "stop_reason": None if sequence.stop_reason is None else str(sequence.stop_reason),
         **token_columns(sequence),
+        **reuse_columns(sequence),
         **({"logprobs": None, "top_logprobs": None} if hides_logprobs else {}),
         **answer_parts(encoded.prompt, sequence, f"{row.row_id}:{sample}", codec, options),
         **row.carried,
@@ -145,6 +149,17 @@ def token_columns(sequence: Sequence) -> dict[str, Any]:
         "draft_version": sequence.draft_version,
         "draft_rounds": draft_rounds(sequence),
     }
+
+
+def reuse_columns(sequence: Sequence) -> dict[str, int | None]:
+    """Return the columns that say what became of a finished sample's earlier text."""
+    earlier, written = list(sequence.prediction), sequence.output_token_ids
+    if not earlier:
+        return dict.fromkeys((column.name for column in REUSE_COLUMNS), None)
+    prediction = Prediction(earlier)
+    prediction.read(written)
+    counts = len(earlier), common_prefix(earlier, written), prediction.num_right
+    return dict(zip((column.name for column in REUSE_COLUMNS), counts, strict=True))
 
 
 def draft_rounds(sequence: Sequence) -> list[dict[str, Any]] | None:

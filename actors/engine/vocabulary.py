@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 from decoding.sampling_params import SamplingParams
+from pipeline.errors import FieldError
 from pipeline.inputs.rows import InputRow
 from pipeline.requests.token_kinds import check_token_ids, outside_vocabulary
 from pipeline.text.codec import TextCodec
@@ -24,6 +25,19 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, names: Collection[
         for token_id in token_ids if name in names else ():
             if token_id >= vocab_size:
                 raise outside_vocabulary(name, token_id, vocab_size)
+
+
+def check_sampling(params: SamplingParams, codec: TextCodec, vocab_size: int | None) -> None:
+    """Raise ValueError for a run's token id that the target does not have, and for a bad word that has no tokens.
+
+    Without `vocab_size` only bad words are looked at. The run's stop ids may be any.
+    """
+    params = with_bad_word_ids(params, codec)
+    try:
+        if vocab_size is not None:
+            check_vocabulary(params, vocab_size, ("logit_bias", "allowed_token_ids", "bad_words"))
+    except FieldError as error:
+        raise ValueError(f"sampling.{error}") from error
 
 
 def check_row(row: InputRow, params: SamplingParams, vocab_size: int) -> None:

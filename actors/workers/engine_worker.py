@@ -6,7 +6,7 @@ Its DraftFollower lets the engine use the draft that the run wants.
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -19,12 +19,13 @@ from actors.errors import describe
 from actors.heartbeat import EVERY_S, Heartbeat
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.tasks import Task
+from actors.tasks import PlainRows, Task
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
 from decoding.engine.draft_folder import read_replacement
 from pipeline.logs import Event, LogSettings, tell_warnings
+from pipeline.run.earlier_rows import earlier_texts
 from pipeline.run.row_sample import NO_ROWS, RowSample
 
 LOOK_EVERY_S = 2.0
@@ -110,6 +111,7 @@ class WorkerSpec:
     run_path: str
     units: WholeUnits
     recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
+    reuse: str | None = None  # the run whose texts are predictions
     follows_drafts: bool = True  # that are offered to the run while it goes on
     hang_timeout_s: float
     log_settings: LogSettings
@@ -130,6 +132,9 @@ class EngineWorker(UnitWorker):
             run = open_run(spec.run_path)
             self.engine = engine = LoadedEngine(settings, roster, spec.hang_timeout_s)
             rows = spec.task.rows(engine, run, spec.recorded_rows)
+            if spec.reuse is not None:
+                assert isinstance(rows, PlainRows), "a configuration of other rows is refused"
+                rows = replace(rows, earlier=earlier_texts(spec.reuse, run))
             super().__init__(run, rows, spec.units, ledger, workplace, engine.footer, engine.round_seconds)
             reporter.loaded(settings.models, engine.facts)
             reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell, spec.tells_every_s))

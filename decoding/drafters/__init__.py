@@ -11,7 +11,8 @@ from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.block_drafter import DFlashDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.lookups import NGramDrafter, SuffixDrafter
+from decoding.drafters.lookups.ngram import NGramDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.modules import ModulesDrafter
 from decoding.heads.assistant_head import AssistantHead

@@ -21,7 +21,8 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter, point_masses, with_points
-from decoding.drafters.lookups import Offer, SuffixDrafter
+from decoding.drafters.lookups.offers import Offer
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

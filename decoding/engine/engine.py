@@ -15,6 +15,7 @@ from itertools import islice
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters import Drafter
+from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.measured_costs import measured
@@ -230,9 +231,8 @@ class Engine(TokenEngine):
         self._draft.judge()
         if self._final_loss is not None:
             loss, self._final_loss = self._final_loss, None
-            raise TargetLostError(
-                f"the target was lost {_MAX_LOSSES} times over rows that wrote nothing in between: {loss}"
-            ) from loss
+            often = f"{_MAX_LOSSES} times over rows that wrote nothing in between"
+            raise TargetLostError(f"the target was lost {often}: {loss}") from loss
         return self._take_ended()
 
     def _end(self, sequences: Iterable[Sequence]) -> None:
@@ -291,7 +291,8 @@ class Engine(TokenEngine):
 
     def problem_with(self, sequence: Sequence) -> str | None:
         """Return why the engine cannot run this sequence, as `TokenEngine.problem_with`; its grammar is compiled."""
-        problem, structured = self._limits.problem_with(sequence), sequence.params.structured
+        problem = problem_under(self.options.verification, sequence) or self._limits.problem_with(sequence)
+        structured = sequence.params.structured
         if problem is not None or structured is None:
             return problem
         if self._grammars is None:

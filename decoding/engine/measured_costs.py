@@ -11,25 +11,25 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Protocol, cast
 
 import torch
 
-from decoding.cache.features import FeatureTap
-from decoding.cache.kv_cache import KVCache
-from decoding.device import seconds_of, to_device
-from decoding.drafters.base import Drafter, point_masses
+from decoding.choices import LOOK_UP
+from decoding.device import seconds_of
+from decoding.drafters.base import Drafter
+from decoding.engine.instant_parts import ConstantDrafter, InstantTarget
 from decoding.engine.load import Parts
 from decoding.engine.options import EngineOptions
 from decoding.engine.rounds.lane import Lane, divide_slots
-from decoding.network.target import LocalTarget, Target
+from decoding.network.target import Target
+from decoding.pace.adaptive_schedule import MOST_PREDICTED
 from decoding.pace.cost_table import CostTable
 from decoding.pace.lane_count import best_num_lanes, why_delayed
 from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rows import Rows, Rule, sampling_batch
 from decoding.sampling.rules import COUPLED, RULES
-from decoding.sampling.verdicts import Draft
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
 
@@ -83,15 +83,21 @@ def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable
     target.allocate(num_slots, parts.max_model_len, most)
     drafter = parts.make_drafter(0, target, num_slots, most)
     target.hand_out(drafter.tap)
-    costs = measure_costs(target, parts.draft, num_slots, most)
+    assert target.cache is not None
+    may_predict = parts.drafter_name in LOOK_UP and not target.cache.has_states
+    most_predicted = min(MOST_PREDICTED, parts.max_model_len - 2) if may_predict else 0
+    costs = measure_costs(target, parts.draft, num_slots, most, most_predicted)
     timed_drafter = drafter if parts.draft is not None else None
     costs = with_overhead(costs, target, timed_drafter, num_slots, most, RULES[options.verification])
     return with_remote_drafts(costs, drafter, target.device, num_slots, most) if drafter.is_remote else costs
 
 
-def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int) -> CostTable:
+def measure_costs(
+    target: Target, draft: TimedDraft | None, num_slots: int, num_draft_tokens: int, most_predicted: int = 0
+) -> CostTable:
     """Measure seconds of the target by tokens in a forward and of the draft by rows; both have their caches allocated.
 
+    A row alone may draft `most_predicted` tokens, if it has a prediction.
     Without a draft model drafting is taken to cost nothing. What is in the caches is overwritten.
     """
     rows = _row_counts(num_slots)
@@ -99,6 +105,8 @@ def measure_costs(target: Target, draft: TimedDraft | None, num_slots: int, num_
     shapes += [(num_slots, 1 + drafted) for drafted in range(1, num_draft_tokens + 1) if drafted & (drafted - 1) == 0]
     if num_slots > 1:
         shapes.append((1, 1 + num_draft_tokens))
+    if num_slots * (1 + num_draft_tokens) <= most_predicted:
+        shapes.append((1, 1 + most_predicted))
     target_seconds, draft_seconds = dict.fromkeys(shapes, float("inf")), dict.fromkeys(rows, float("inf"))
     several_seconds = dict(target_seconds)
     for repeat in range(1 + _REPEATS):  # the first time warms up, and is hardly ever the least
@@ -138,7 +146,7 @@ def with_overhead(
     `drafter` is one with a draft model, if that is what will draft, and cannot be used afterwards: what a draft step
     takes beside its forward goes into the table's draft times.
     """
-    stand_in = cast(Target, _Instant(target, num_slots, 1 + num_draft_tokens))
+    stand_in = cast(Target, InstantTarget(target, num_slots, 1 + num_draft_tokens))
     schedule = FixedSchedule(num_draft_tokens)
 
     def measure(drafter: Drafter) -> float:
@@ -157,7 +165,7 @@ def with_overhead(
         times = [seconds_of(lambda: lane.advance(num_slots), target.device) for _ in range(_ROUND_REPEATS + 1)]
         return min(times[1:])  # the first one admits
 
-    plain, widest = (measure(_Zeros(n)) for n in (0, num_draft_tokens))
+    plain, widest = (measure(ConstantDrafter(n)) for n in (0, num_draft_tokens))
     position_seconds = max(0.0, widest - plain) / (num_slots * num_draft_tokens)
     round_seconds = max(0.0, plain - num_slots * position_seconds)
     step_seconds = 0.0
@@ -230,69 +238,3 @@ def _ascending(table: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Sort by size, one entry each, times never falling: more work is never cheaper, whatever the clock saw."""
     sizes, times = zip(*sorted(table), strict=True)
     return tuple(dict(zip(sizes, accumulate(times, max), strict=True)).items())
-
-
-class _Zeros(Drafter):
-    """A drafter that proposes token 0 a given number of times."""
-
-    def __init__(self, num_draft_tokens: int) -> None:
-        self._num_draft_tokens = num_draft_tokens
-
-    def propose(self, rows: Rows) -> Draft:
-        return point_masses([[0] * self._num_draft_tokens for _ in rows.sequences], rows.sampling.keys_B.device)
-
-
-class _Instant(LocalTarget):
-    """A target that answers in no time; the features that it hands out are zeros."""
-
-    def __init__(self, model: Target, num_slots: int, num_positions: int) -> None:
-        self.cache = KVCache(num_slots, num_positions)  # never written
-        self.device, self.dtype, self.vocab_size = model.device, model.dtype, model.vocab_size
-        self.eos_token_ids: frozenset[int] = frozenset()
-        self.close_call, self.hidden_size = model.close_call, model.hidden_size
-        self.tap: FeatureTap | None = None
-        generator = torch.Generator(model.device).manual_seed(0)  # a host would take seconds for a long vocabulary
-        shape = (num_slots, num_positions, model.vocab_size)
-        self._logits_BJV = torch.empty(shape, device=model.device, dtype=model.dtype)
-        for logits_JV in self._logits_BJV:
-            logits_JV.copy_(4 * torch.randn(logits_JV.shape, generator=generator, device=model.device))
-        self._logits_BJV[..., 0] = -100.0  # what is drafted is rejected: every round of every row commits one token
-
-    def hand_out(self, tap: FeatureTap | None) -> None:
-        self.tap = tap
-
-    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
-        return None
-
-    @torch.inference_mode()
-    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
-        if self.tap is not None:
-            tokens_N = to_device(list(chain.from_iterable(token_ids)), self.device, torch.int64)
-            self._give(self.tap, slots, starts or [0] * len(slots), list(map(len, token_ids)), tokens_N)
-
-    def forward(
-        self,
-        starts: Seq[int],
-        token_ids_BT: torch.Tensor,
-        logits_at_BJ: torch.Tensor,
-        slots: Seq[int] | None = None,
-        lengths: Seq[int] | None = None,
-        *,
-        is_prompt: bool = False,
-    ) -> torch.Tensor:
-        num_rows, width = token_ids_BT.shape
-        if self.tap is not None:
-            lengths = lengths or [width] * num_rows
-            tokens_N = torch.cat([row[:length] for row, length in zip(token_ids_BT, lengths, strict=True)])
-            self._give(self.tap, slots or range(num_rows), starts, lengths, tokens_N)
-        return self._logits_BJV[:num_rows, :width]
-
-    def _give(
-        self, tap: FeatureTap, slots: Seq[int], starts: Seq[int], lengths: Seq[int], tokens_N: torch.Tensor
-    ) -> None:
-        num_features = len(tap.layer_ids) * self.hidden_size
-        stream_NX = torch.zeros(len(tokens_N), num_features, dtype=self.dtype, device=self.device)
-        tap.receive(slots, starts, lengths, tokens_N, tap.project(stream_NX))
-
-    def plain_logits(self, token_ids: Seq[int]) -> torch.Tensor:
-        return self._logits_BJV[0, 0]

@@ -30,6 +30,8 @@ class Limits:
         params, vocab_size = sequence.params, self.vocab_size
         if problem := self.problem_with_prompt(sequence.prompt_token_ids, self.max_model_len - 1):
             return problem
+        if problem := self._foreign(sequence.prediction):
+            return f"its prediction: {problem}"
         stop_ids = sequence.stop_ids(self.eos_token_ids)
         if params.min_tokens and sum(token_id < vocab_size for token_id in stop_ids) == vocab_size:
             return "every token id is a stop id and sampling.min_tokens forbids them all; name fewer stop_token_ids"

@@ -59,15 +59,23 @@ class Reference:
             yield sequence
 
     @torch.inference_mode()
-    def margin(self, sequence: Sequence) -> float:
-        """Return how much better than the second best the best next token of a sequence is, in logits, with noise."""
+    def margin(self, sequence: Sequence, token_id: int | None = None) -> float:
+        """Return how much better than the second best the best next token of a sequence is, in logits, with noise.
+
+        With a token: how much better than this one, 0.0 if it is the best itself.
+        """
         rows, logits_11V = self._rows(sequence), self._logits(sequence.token_ids)[None, None]
         nothing_10 = rows.sampling.keys_B.new_zeros(1, 0)
         logits_11V = rows.masked(logits_11V, nothing_10, 0)
         shaped_11V = shape_logits(logits_11V, rows.sampling, rows.history(nothing_10, 0, 1))
         noise = GumbelNoise.draw(rows.sampling.keys_B, rows.positions(0, 1), logits_11V.shape[-1], Stream.SHARED)
         picks = pick_plain(shaped_11V, rows.sampling, noise)
-        return float((picks.best_BJ - picks.second_BJ) * rows.sampling.temperature_B)
+        other_BJ = picks.second_BJ
+        if token_id is not None:
+            alone_11V = torch.full_like(shaped_11V, -torch.inf)
+            alone_11V[..., token_id] = shaped_11V[..., token_id]
+            other_BJ = pick_plain(alone_11V, rows.sampling, noise).best_BJ
+        return float((picks.best_BJ - other_BJ) * rows.sampling.temperature_B)
 
     @torch.inference_mode()
     def _finish(self, sequence: Sequence) -> None:

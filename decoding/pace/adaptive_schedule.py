@@ -21,14 +21,18 @@ _KEPT = 3  # rounds of the same rows that keep a plan of drafts: planning takes 
 _PROBE_ROWS = 8
 _OF_READING = 0.98  # is kept, with each row, of what is known of those before
 _MIN_CHANCE = 0.05  # least chance of acceptance of an extension's token, however cheap it is
+# Tokens of a row with a prediction in a round: all of them are right where a text is only written again.
+MOST_PREDICTED = 64
+_ROUND_TOKENS = 512  # and of all rows: more of them in a forward make a token no cheaper, and take memory for logits
 
 
 class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
     def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
-        """Weigh by `costs`; a row never drafts more than `num_speculative_tokens`."""
+        """Weigh by `costs`; a row without a prediction never drafts more than `num_speculative_tokens`."""
         super().__init__(num_speculative_tokens)
+        self._most_predicted = MOST_PREDICTED
         self.costs: CostTable = costs
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
         self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
@@ -58,6 +62,19 @@ class AdaptiveSchedule(Schedule):
         # Both learn of the rounds in which the other one tries nothing.
         self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
 
+    def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
+        lengths = super().lengths(sequences)
+        if not any(sequence.prediction for sequence in sequences):
+            return lengths
+        most = max(self.ceiling, min(self._most_predicted, _ROUND_TOKENS // len(sequences) - 1))
+        return tuple(
+            min(most, sequence.max_draft_tokens) if sequence.prediction else length
+            for sequence, length in zip(sequences, lengths, strict=True)
+        )
+
+    def heed_states(self) -> None:
+        self._most_predicted = self.ceiling
+
     def would_draft(self, num_rows: int) -> bool:
         survival_BK = self._acceptance.survival_BK([None] * num_rows)
         return any(best_lengths(survival_BK, None, self._overhead.costs, num_rows).lengths)
@@ -68,10 +85,13 @@ class AdaptiveSchedule(Schedule):
             self._num_kept -= 1
             return kept
         limits, costs = self.lengths(sequences), self._overhead.costs
+        width = max(self.ceiling, *limits)
         survival_BK = self._acceptance.survival_BK(sequences)
+        if width > self.ceiling:
+            survival_BK = np.pad(survival_BK, ((0, 0), (0, width - self.ceiling)))
         by_lookup_BK = None
         if lookup_survival is not None:
-            filled = [[*offered, *[0.0] * (self.ceiling - len(offered))] for offered in lookup_survival]
+            filled = [[*offered, *[0.0] * (width - len(offered))] for offered in lookup_survival]
             by_lookup_BK = cut(np.array(filled), limits)
         by_model_BK = cut(survival_BK, limits) if has_model else None
         if by_model_BK is not None and by_lookup_BK is not None:
@@ -105,9 +125,9 @@ class AdaptiveSchedule(Schedule):
                 return None
             self._rounds_without["model"] += 1
             return DraftPlan.nothing(len(sequences))
-        if sequences is not self._kept_rows or not has_model:
-            return None
         limits = self.lengths(sequences)
+        if sequences is not self._kept_rows or not has_model or max(limits) > self.ceiling:
+            return None
         kept = replace(self._kept, lengths=tuple(map(min, self._kept.lengths, limits)))
         if lookup_survival is None:
             return kept

@@ -4,7 +4,7 @@ A round yields one token a row, plus each drafted token that is accepted. The su
 and all before it are accepted. It only falls within a row, so of any number of draft tokens the ones with the highest
 survival are the best, and they never include a row's later token without its earlier ones (TETRIS, arXiv 2502.15197;
 TurboSpec, arXiv 2406.14066). Costs that depend on the depth rather than on the number of tokens (draft steps, the width
-of verification) are handled by trying every depth.
+of verification) are handled by trying every depth, of the long ones every eighth.
 
 Shapes: B rows, K draft positions, N tokens that could be drafted (most likely first), C pairs of depths.
 """
@@ -21,6 +21,7 @@ from decoding.sampling.rows import ExtensionLimit
 
 Floats = npt.NDArray[np.float64]
 _GAIN = 1.03  # times the speed of a round without drafts: a draft model is used where it is expected to bring more
+_EVERY_DEPTH = 16  # up to which each is tried
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
     """Find the best plan, given each row's survival by draft position and source (0: may not be drafted).
 
     A row with both sources takes the one with more expected tokens at the depths tried. Given the sources, no other
-    lengths yield more tokens a second, but a model drafts only where that is `_GAIN` times as fast as without: of plans
-    that look a little faster, most are those whose chances or times are estimated too well.
+    lengths with these depths yield more tokens a second, but a model drafts only where that is `_GAIN` times as fast as
+    without: of plans that look a little faster, most are those whose chances or times are estimated too well.
     """
     like_BK = next(s_BK for s_BK in (by_model_BK, by_lookup_BK) if s_BK is not None)
     num_positions = like_BK.shape[1]
@@ -88,7 +89,8 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
 
     source_N, row_N, position_N = np.unravel_index(order_N, survival_SBK.shape)
     survival_N = survival_SBK.ravel()[order_N]
-    steps_C, width_C = _depths(num_positions, by_model_BK is not None, by_lookup_BK is not None)
+    most_steps = int(np.count_nonzero(survival_SBK[0].any(axis=0)))
+    steps_C, width_C = _depths(num_positions, most_steps, by_lookup_BK is not None)
     expected_SBJ = np.zeros((2, num_rows, num_positions + 1))
     survival_SBK.cumsum(2, out=expected_SBJ[:, :, 1:])
     uses_lookup_BC = expected_SBJ[1][:, width_C] > expected_SBJ[0][:, steps_C]
@@ -122,13 +124,14 @@ def best_lengths(by_model_BK: Floats | None, by_lookup_BK: Floats | None, costs:
 
 
 @lru_cache(maxsize=64)
-def _depths(num_positions: int, has_model: bool, has_lookup: bool) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return the numbers [C] of draft steps and the longest drafts [C] to try.
+def _depths(num_positions: int, most_steps: int, has_lookup: bool) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return the numbers [C] of draft steps, up to `most_steps`, and the longest drafts [C] to try.
 
-    Without a lookup the two are equal, without a model there is no step.
+    Without a lookup the two are equal.
     """
     steps_C, width_C = np.triu_indices(num_positions + 1)
-    is_tried_C = (has_lookup | (steps_C == width_C)) & (has_model | (steps_C == 0))
+    is_tried_C = (has_lookup | (steps_C == width_C)) & (steps_C <= most_steps)
+    is_tried_C &= (width_C <= _EVERY_DEPTH) | (width_C % 8 == 0) | (width_C == num_positions) | (steps_C == width_C)
     return steps_C[is_tried_C], width_C[is_tried_C]
 
 

@@ -72,6 +72,9 @@ class Schedule(ABC):
         self._has_features = True
         self._trials = Trials(has_features=True)
 
+    def heed_states(self) -> None:  # noqa: B027 - may be ignored
+        """Learn that the target keeps a state for each token of a draft: none is longer than the ceiling."""
+
     @abstractmethod
     def plan(self, sequences: Seq[Sequence], lookup_survival: Seq[Seq[float]] | None, has_model: bool) -> DraftPlan:
         """Plan the draft of these rows, given the chances of what was looked up (`Drafter.lookup_survival`)."""

@@ -91,6 +91,9 @@ class RunSettings:
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer so that each engine has
     several units, and writes one in a minute even if each text has sampling.max_tokens."""
+    reuse: str | None = None
+    """Run whose texts are predictions of this one's, of the rows with the same ids, or else at the same places: what
+    comes out again takes a fraction of the time. No text depends on it."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0

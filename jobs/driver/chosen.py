@@ -13,6 +13,7 @@ from actors.settings import GeneratorSettings
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import made_of
 from decoding.checkpoint.supported import load_config, model_folder
+from decoding.choices import LOOK_UP, TEXT_DEPENDS_ON_DRAFT
 from decoding.fused.coded_linear import codes_run
 from decoding.fused.kernels import linear_kind
 from jobs.config.as_yaml import as_yaml
@@ -20,6 +21,7 @@ from jobs.config.fields import value_in
 from jobs.config.run import RunConfig
 from jobs.driver.cluster import starts_own_ray, submitted_copy
 from pipeline.run.directory import RunDirectory
+from pipeline.storage.location import Location
 
 ASKED_OF_COMMAND = ("dry_run", "estimate", "price_per_hour")  # fields that say nothing about the run itself
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -61,6 +63,35 @@ def choose_dtype(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[s
         return settings, {}
     dtype, why = _dtype_on_cpu(model_folder(models.target))
     return replace(settings, models=replace(models, dtype=dtype)), {"models.dtype": why}
+
+
+def with_lookup(config: _Config) -> _Config:
+    """Return a configuration that reuses texts with a drafter that looks them up.
+
+    Raises ValueError if another one is named, and where no text may be reused.
+    """
+    if config.run.reuse is None:
+        return config
+    generator, engine, draft = config.generator, config.generator.engine, config.generator.models.draft
+    named = config.beyond_one_process
+    why = {
+        f"it has {named[0] if named else ''}, and texts of Dray's own engine are reused": bool(named)
+        and named[0] not in [part.asked_by for part in generator.apart],
+        f"engine.verification is {engine.verification!r}, under which an old text would bend the distribution": (
+            engine.verification in TEXT_DEPENDS_ON_DRAFT
+        ),
+        "models.draft is a list, of which a trial takes one that may look nothing up; name one draft": bool(
+            config.drafts_to_try
+        ),
+        f"engine.drafter is {engine.drafter!r}, which looks nothing up; leave it out, or use 'suffix' or 'hybrid'": (
+            engine.drafter not in (None, *LOOK_UP)
+        ),
+    }
+    if found := next((each for each, is_so in why.items() if is_so), None):
+        raise ValueError(f"run.reuse is set, but {found}")
+    drafter = engine.drafter or ("suffix" if draft is None else "hybrid")
+    run = replace(config.run, reuse=Location.parse(config.run.reuse).name)  # workers may start in other folders
+    return replace(config, run=run, generator=replace(generator, engine=replace(engine, drafter=drafter)))
 
 
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from actors.engine.vocabulary import check_vocabulary, with_bad_word_ids
+from actors.engine.vocabulary import check_sampling
 from actors.engines import backend_of
 from actors.engines.candidates import Candidates
 from actors.engines.loading import load_codec
@@ -26,21 +26,20 @@ from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, with_lookup
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
-from pipeline.errors import FieldError
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
 from pipeline.inputs.options import InputOptions, resolve_options, settle_prompts
 from pipeline.inputs.units import WorkUnit, count_rows, plan_units
 from pipeline.run.dead_letters import FailedUnits
 from pipeline.run.directory import RunDirectory
+from pipeline.run.earlier_rows import refuse_unlike
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
 from pipeline.schema import ColumnSet
 from pipeline.streaming.pool import ActorPool, ActorResources
-from pipeline.text.codec import TextCodec
 
 _ROWS_PER_UNIT = 256  # at most
 _UNITS_PER_ENGINE = 4  # at least, if there are as many rows
@@ -123,9 +122,34 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
-    config = chosen_here(config)
+    plan = unchecked_plan(with_lookup(chosen_here(config)))
+    if config.run.reuse is not None:
+        refuse_unlike(config.run.reuse, config.output.path, plan.identity["tokenizer"])
+    if (begun := plan.run_directory) is not None:
+        _refuse_changed_inputs(begun, plan.files)
+        begun.refuse_if_changed(plan.identity)
+        _refuse_other_columns(begun, plan.config)
+    config = plan.config
+    if named := config.drafts_to_try:
+        choice = None if begun is None else DraftChoice.of(begun.location)
+        if choice is not None and choice.named == named:
+            plan = plan.with_choice(choice)
+        else:
+            plan = replace(plan, candidates=Candidates.of(plan.settings, named))
+    units = begun.units() if begun else plan.new_units()
+    if not config.input.allow_empty and next(units, None) is None:
+        raise ValueError(
+            f"the input has no rows: all its files are empty ({len(plan.files)}, the first is {plan.files[0].path}); "
+            "name files with rows in input.path, or set input.allow_empty to make an empty corpus"
+        )
+    return plan
+
+
+def unchecked_plan(config: RunConfig) -> Plan:
+    """Return the plan of a configuration, whatever the run that is there was begun with. Raises as `make_plan`."""
     outputs = {"output.path": config.output.path, "learn.path": config.learn.path}
-    check_submitted(outputs, {"input.path": config.input.path, **paths_of(config.generator.models)})
+    inputs = {"input.path": config.input.path, "run.reuse": config.run.reuse}
+    check_submitted(outputs, inputs | paths_of(config.generator.models))
     settings = config.generator_settings()
     if settings.is_exact_required:
         backend_of(settings).refuse_if_inexact()
@@ -145,49 +169,25 @@ def make_plan(config: RunConfig) -> Plan:
         begun = None if run_directory is None else run_directory.run["identity"].get("moment")
         settings = replace(settings, chat=replace(settings.chat, moment=begun or datetime.now().isoformat()))
     codec = load_codec(settings)
-    _check_token_ids(settings, codec)
+    vocab_size = getattr(read_config(settings.models.target).get_text_config(), "vocab_size", None)
+    check_sampling(settings.sampling, codec, vocab_size)
     task = task_of(config)
     options, why_prompts = settle_prompts(options, codec.template_marks, task.why_text)
     if run_directory is not None and options.prompts_are == "auto":
         options, why_prompts = prompts_as_begun(options, run_directory.run["identity"]), "as the run began with them"
     task.check(files, options, codec)
     parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
-    column_sets = task.column_sets(parts) if run_directory is None else run_directory.column_sets
+    new_sets = task.column_sets(parts, reuses=config.run.reuse is not None)
+    column_sets = new_sets if run_directory is None else run_directory.column_sets
     carried = (
         types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
     )
     identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
-        _refuse_changed_inputs(run_directory, files)
         identity = as_begun(identity, run_directory.run["identity"])
-        run_directory.refuse_if_changed(identity)
-    if run_directory is not None and config.output.parts not in (None, run_directory.has("parts")):
-        has = "has" if run_directory.has("parts") else "does not have"
-        raise ValueError(
-            f"output.parts is {config.output.parts}, but the run in {path} {has} these columns; leave it out, or use a "
-            "new output directory"
-        )
-    if run_directory is not None and config.output.rounds == "all" and not run_directory.has("rounds"):
-        raise ValueError(
-            f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
-            "use a new output directory"
-        )
-    plan = Plan(
+    return Plan(
         config, task, pool, settings, options, column_sets, carried, files, identity, run_directory, why_prompts
     )
-    if named := config.drafts_to_try:
-        choice = None if run_directory is None else DraftChoice.of(run_directory.location)
-        if choice is not None and choice.named == named:
-            plan = plan.with_choice(choice)
-        else:
-            plan = replace(plan, candidates=Candidates.of(settings, named))
-    units = run_directory.units() if run_directory else plan.new_units()
-    if not config.input.allow_empty and next(units, None) is None:
-        raise ValueError(
-            f"the input has no rows: all its files are empty ({len(files)}, the first is {files[0].path}); name files "
-            "with rows in input.path, or set input.allow_empty to make an empty corpus"
-        )
-    return plan
 
 
 def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirectory:
@@ -235,6 +235,7 @@ def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
         run_path=run_directory.location.name,
         units=WholeUnits(plan.input_options, plan.carried),
         recorded_rows=recorded_rows,
+        reuse=plan.config.run.reuse,
         hang_timeout_s=plan.config.run.hang_timeout_s,
         log_settings=plan.config.run.logs,
     )
@@ -271,15 +272,20 @@ def _folder(model: str) -> str:
     return str(Path(model_folder(model)).absolute())
 
 
-def _check_token_ids(settings: GeneratorSettings, codec: TextCodec) -> None:
-    """Raise ValueError for a token id that the target does not have, and for a bad word that has no tokens."""
-    vocab_size: int | None = getattr(read_config(settings.models.target).get_text_config(), "vocab_size", None)
-    sampling = with_bad_word_ids(settings.sampling, codec)
-    try:
-        if vocab_size is not None:
-            check_vocabulary(sampling, vocab_size, ("logit_bias", "allowed_token_ids", "bad_words"))
-    except FieldError as error:
-        raise ValueError(f"sampling.{error}") from error
+def _refuse_other_columns(run_directory: RunDirectory, config: RunConfig) -> None:
+    """Raise ValueError if the configuration asks for columns that the run does not have, or for none that it has."""
+    path, asked = run_directory.location.name, config.output
+    if asked.parts not in (None, run_directory.has("parts")):
+        has = "has" if run_directory.has("parts") else "does not have"
+        raise ValueError(
+            f"output.parts is {asked.parts}, but the run in {path} {has} these columns; leave it out, or use a new "
+            "output directory"
+        )
+    if asked.rounds == "all" and not run_directory.has("rounds"):
+        raise ValueError(
+            f"output.rounds is 'all', but the run in {path} was begun without a column for rounds; leave it out, or "
+            "use a new output directory"
+        )
 
 
 def _refuse_changed_inputs(run_directory: RunDirectory, files: list[InputFile]) -> None:

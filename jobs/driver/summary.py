@@ -16,7 +16,17 @@ from jobs.driver.progress import format_seconds
 from jobs.names import tell
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.report_page.texts import samples, text_to_show
-from pipeline.counts import COUNTED_COLUMNS, SCORED_COLUMNS, Counts, Scores, count_generations, count_scores
+from pipeline.counts import (
+    COUNTED_COLUMNS,
+    REUSE_COLUMNS,
+    SCORED_COLUMNS,
+    Counts,
+    Reuse,
+    Scores,
+    count_generations,
+    count_reuse,
+    count_scores,
+)
 from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.directory import RunDirectory
@@ -29,10 +39,13 @@ _BY_POSITION = "accepted, by draft position"  # the column that may wrap
 
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
-    counts, scores, choice = check.counts, {}, DraftChoice.of(run_directory.location)
+    counts, choice = check.counts, DraftChoice.of(run_directory.location)
+    scores: dict[str, Any] = {}
     if run_directory.has("scores"):
         groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
         scores = {"scores": sum(groups.values(), Scores()).to_dict()}
+    if (reuse := _reuse_of(run_directory)) is not None:
+        scores["reuse"] = vars(reuse)
     return {
         "complete": check.is_complete,
         "num_units": check.num_units,
@@ -50,6 +63,13 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
     }
+
+
+def _reuse_of(run_directory: RunDirectory) -> Reuse | None:
+    """Return what became of the earlier texts of a run; None if it reuses none."""
+    if not run_directory.has("reuse"):
+        return None
+    return sum(tally(run_directory, (), REUSE_COLUMNS, count_reuse).values(), Reuse())
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
@@ -90,6 +110,8 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("drafted / accepted tokens", f"{counts.num_draft_tokens:,} / {counts.num_accepted_tokens:,}")
     table.add_row("acceptance rate", format_rate(counts.acceptance_rate))
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
+    if (reuse := _reuse_of(run_directory)) is not None:
+        table.add_row("earlier texts, and tokens from them", str(reuse))
     table.add_row("exact: as the target alone writes", exactness_of(run_directory, check))
     if num_new_tokens:
         table.add_row(

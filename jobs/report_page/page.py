@@ -94,6 +94,25 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
         errors = find_dead_letters(run_directory, Wanted())
     except (ValueError, OSError):  # they cannot be read
         errors = None
+    return _drawn(
+        "page.html",
+        **_run(run_directory, facts),
+        charts=_charts(facts, has_scores=run_directory.has("scores")),
+        errors=errors,
+        draft_versions=_versions(run_directory, facts),
+        samples=samples,
+        kinds_of_samples=sorted({sample.kind for sample in samples if sample.kind}),
+        why_unmarked=why_unmarked,
+    )
+
+
+def rendered(template: str, to: Location, **values: Any) -> None:
+    """Write a page of a template beside that of a run. Raises OSError."""
+    with replacement(to) as file:
+        file.write(_drawn(template, **values).encode("utf-8", "replace"))
+
+
+def _drawn(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -102,16 +121,7 @@ def page_of(run_directory: RunDirectory, by: Sequence[str] | None = None) -> str
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    return environment.get_template("page.html").render(
-        **_run(run_directory, facts),
-        charts=_charts(facts, has_scores=run_directory.has("scores")),
-        errors=errors,
-        draft_versions=_versions(run_directory, facts),
-        samples=samples,
-        kinds_of_samples=sorted({sample.kind for sample in samples if sample.kind}),
-        why_unmarked=why_unmarked,
-        style=Markup((_FOLDER / "page.css").read_text()),
-    )
+    return environment.get_template(template).render(**values, style=Markup((_FOLDER / "page.css").read_text()))
 
 
 def _run(run_directory: RunDirectory, facts: RunFacts) -> dict[str, Any]:

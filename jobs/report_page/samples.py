@@ -26,7 +26,7 @@ _MAX_TOKENS = 600  # of a sample on the page
 _MAX_PROMPT = 3000  # characters
 _COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
 _COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
-_OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob"]
+_OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob", "num_earlier_tokens", "num_unchanged_tokens"]
 
 
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:
@@ -155,7 +155,7 @@ def samples_of_row(
     max_tokens: int | None = None,
 ) -> list[Sample]:
     """Return the samples of a row of a unit, or the one that stands for its error; [] if the row is in neither."""
-    table = _with_id(rows.generations, row_id)
+    table = rows_with_id(rows.generations, row_id)
     kinds = map(", ".join, shown_rows(table, by))
     own = table.select([name for name in table.column_names if name in (*_COLUMNS, *_OPTIONAL)]).to_pylist()
     found = [_sample(row, unit, kind, codec, max_tokens) for row, kind in zip(own, kinds, strict=True)]
@@ -163,7 +163,7 @@ def samples_of_row(
     found = [replace(each, drafter=drafter) for each in found]
     return found or [
         Sample(row_id, unit.row_name(row_id, row["id"]), row["stage"], row, is_error=True)
-        for row in _with_id(rows.errors, row_id).to_pylist()
+        for row in rows_with_id(rows.errors, row_id).to_pylist()
     ]
 
 
@@ -212,7 +212,7 @@ def _beginning(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " …"
 
 
-def _with_id(table: pa.Table, row_id: int) -> pa.Table:
+def rows_with_id(table: pa.Table, row_id: int) -> pa.Table:
     """Return the rows with this id, which stand one behind the other."""
     row_ids = table["row_id"].to_pylist()
     return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)

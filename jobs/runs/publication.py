@@ -2,12 +2,15 @@
 
 import argparse
 import hashlib
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.driver.summary import exactness_of
@@ -16,6 +19,7 @@ from pipeline.export.compacted_file import Cut
 from pipeline.export.compaction import Compaction
 from pipeline.export.dataset_card import Corpus, dataset_card, run_of_card, unfinished_card
 from pipeline.export.destinations import Destination, Folder
+from pipeline.export.published_run import INPUT, RUN, files_beside
 from pipeline.export.secret_scan import Secret, secrets_in_json, secrets_in_table
 from pipeline.run.check import check_run
 from pipeline.run.directory import RunDirectory
@@ -59,6 +63,7 @@ def _staged(run_directory: RunDirectory, folder: Path, options: argparse.Namespa
         if content is not None:
             (folder / name).write_bytes(content)
             files[name] = folder / name
+    files |= files_beside(run_directory, folder, check.engines, with_input=options.with_input)
     found = {field: what for field, what in _secrets(run_directory, files) if field not in options.allow_secrets_in}
     if found:  # the fields are named, and not their values
         raise ValueError(
@@ -99,9 +104,21 @@ def _secrets(run_directory: RunDirectory, files: Mapping[str, Path]) -> Iterator
             parquet = pq.ParquetFile(path)
             for group in range(parquet.num_row_groups):
                 yield from secrets_in_table(parquet.read_row_group(group), name)
-        else:
+        elif name.startswith(f"{INPUT}/"):
+            with io.TextIOWrapper(cast(Any, pa.input_stream(str(path))), "utf-8", "replace") as lines:  # decompressed
+                for line in lines:
+                    yield from secrets_in_json(value := _of_json(line), name, name if value is line else "")
+        elif name != RUN:  # which has nothing that was not looked at above
             text = path.read_text(encoding="utf-8")
             yield from secrets_in_json(json.loads(text) if name.endswith(".json") else text, name, name)
+
+
+def _of_json(line: str) -> Any:
+    """Return what a line of JSON lines holds; another one as it is."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
 
 
 def _publish(run_directory: RunDirectory, files: Mapping[str, Path], place: Destination, *, is_dry_run: bool) -> None:

@@ -66,6 +66,9 @@ def _facts_of(sample: Sample) -> dict[str, str]:
         facts["rounds"] = f"{count(row['num_rounds'])}; {drafted}; {format_length(length)} tokens a round"
     if row.get("draft_version"):
         facts["draft version"] = str(row["draft_version"])
+    if row.get("num_earlier_tokens") is not None:
+        same, earlier = row["num_unchanged_tokens"], row["num_earlier_tokens"]
+        facts["earlier text"] = f"{count(earlier)} tokens, of which the first {count(same)} are the same"
     if row.get("logprob") is not None:
         facts["log-probability"] = f"{row['logprob']:.4f}"
     return facts

@@ -27,6 +27,7 @@ from pipeline.id_set import IdSet
 from pipeline.inputs.carried import columns_of
 from pipeline.inputs.units import BYTES_PER_TOKEN, WorkUnit
 from pipeline.inputs.values import visible
+from pipeline.run.directory import RunDirectory
 
 _MOST_ERRORS, _MOST_IDS = 20, 3  # that are shown
 _INDENT = 11 * " "  # of what goes on
@@ -89,6 +90,10 @@ def print_plan(plan: Plan) -> None:
         say(f"  draft:   none, since {settled_draft(named.draft, models.target)[1]}")
     placement = describe_placement(plan.settings, plan.pool.max_actors)
     say(f"  where:   {'in this process, without Ray' if plan.config.run.local else placement}")
+    if plan.config.run.reuse is not None:
+        earlier = RunDirectory.open(plan.config.run.reuse)
+        changes = [line.strip() for name, line in earlier.changes(plan.identity).items() if name != "input.files"]
+        say(f"  reuses:  texts of {plan.config.run.reuse}; {'; '.join(changes) or 'nothing was changed'}")
     if plan.config.learn.every_rows:
         say(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):

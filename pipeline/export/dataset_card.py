@@ -4,7 +4,7 @@ Metadata: https://huggingface.co/docs/hub/datasets-cards
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
 
+_UNFINISHED = "data/unfinished/*.parquet"
 _ON_THE_HUB = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+?)/snapshots/(?P<revision>[0-9a-f]+)$")
 _EXACT = {
     "proved": "Every text is token for token what the target alone writes; the draft only made it faster.",
@@ -69,9 +70,7 @@ def dataset_card(corpus: Corpus, name: str, license_name: str | None = None) -> 
 def unfinished_card(run_directory: RunDirectory) -> str:
     """Return README.md of a place that is not finished: it says whose files are on their way, and names none."""
     metadata = {
-        "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": "data/unfinished/*.parquet"}]}
-        ],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": _UNFINISHED}]}],
         "dray": {"run": run_directory.manifest.token, "complete": False},
     }
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\nThis dataset is being published.\n"
@@ -123,11 +122,21 @@ def model_name(path: str | None) -> str | None:
 
 def run_of_card(text: str) -> str | None:
     """Return which run a card is of; None if it is no card of ours."""
+    return _said(text, lambda metadata: metadata["dray"]["run"])
+
+
+def data_folder_of_card(text: str) -> str | None:
+    """Return the folder of the data that a card names; None if it is no card of ours, or of what is not finished."""
+    path = _said(text, lambda metadata: metadata["configs"][0]["data_files"][0]["path"])
+    return None if path in (None, _UNFINISHED) else path.removesuffix("/*.parquet")
+
+
+def _said(text: str, read: Callable[[Any], object]) -> str | None:
+    """Return what is read in the metadata of a card, as text; None if it is not there."""
     parts = text.split("---\n", 2)
     if len(parts) < 3 or parts[0].strip():
         return None
     try:
-        metadata: Any = yaml.safe_load(parts[1])
-        return str(metadata["dray"]["run"])
-    except (yaml.YAMLError, KeyError, TypeError):
+        return str(read(yaml.safe_load(parts[1])))
+    except (yaml.YAMLError, LookupError, TypeError):
         return None

@@ -172,10 +172,11 @@ def _problems_of_unit(
 def _row_problems(generations: pa.Table, failed_ids: list[int], unit: WorkUnit) -> Iterator[str]:
     """Yield a sentence for each kind of row or sample that is missing, doubled or foreign."""
     expected = set(range(unit.row_id(0), unit.row_id(0) + unit.num_rows))
-    keys = sorted(zip(generations["row_id"].to_pylist(), generations["sample"].to_pylist(), strict=True))
-    generated_ids = set()
+    found = list(zip(generations["row_id"].to_pylist(), generations["sample"].to_pylist(), strict=True))
+    keys, generated_ids = sorted(found), {row_id for row_id, _ in found if row_id is not None}
+    if keys != found:
+        yield "its rows are not in the order of row_id and sample"
     for row_id, group in groupby(keys, key=lambda key: key[0]):
-        generated_ids.add(row_id)
         samples = [sample for _, sample in group]
         if samples != list(range(len(samples))):
             yield f"row {_some({row_id}, unit)} has samples {samples}, expected {list(range(len(samples)))}"
@@ -265,10 +266,9 @@ def _some(row_ids: set[int], unit: WorkUnit) -> str:
 def quarantine(run_directory: RunDirectory, damaged: Mapping[str, str]) -> list[str]:
     """Move the files, given with their reasons, away; return their new names ("quarantine/data/part-...").
 
-    A `.json` beside each file, written first, holds its reason; the file keeps its bytes. Parts are moved before the
-    error rows that belong to them: a unit without its part is not committed, and its next attempt replaces its error
-    rows. The caller makes sure that no other process works on the run. Raises OSError; files that were moved by then
-    stay moved.
+    A `.json` beside each file, written first, holds its reason; the file keeps its bytes. Parts are moved before their
+    error rows: a unit without its part is not committed, and its next attempt replaces its error rows. The caller makes
+    sure that no other process works on the run. Raises OSError; files that were moved by then stay moved.
     """
     if not damaged:
         return []

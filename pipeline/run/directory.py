@@ -155,18 +155,18 @@ class RunDirectory:
 
     def refuse_if_changed(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError, naming every difference, if `identity` is not what the run was created with."""
-        old = _flatten(self.run["identity"])
-        new = _flatten(json.loads(to_json(identity)))  # as it is read back: tuples become lists, keys strings
-        changes = [
-            f"  {name}: was {old.get(name, 'absent')}, is {new.get(name, 'absent')}"
-            for name in sorted(old.keys() | new.keys())
-            if old.get(name) != new.get(name)
-        ]
-        if changes:
+        if changes := "\n".join(self.changes(identity).values()):
             raise ValueError(
-                f"{self.location.name} holds a run that would write other tokens:\n" + "\n".join(changes) + "\n"
+                f"{self.location.name} holds a run that would write other tokens:\n{changes}\n"
                 "use a new output directory, or restore the old values to go on with this run"
             )
+
+    def changes(self, identity: Mapping[str, Any]) -> dict[str, str]:
+        """Return a line for each field of `identity` that is not as the run was created with, by its name."""
+        new = _flatten(json.loads(to_json(identity)))  # as it is read back: tuples become lists, keys strings
+        old, said = _flatten(self.run["identity"]), "  {}: was {}, is {}"
+        pairs = {name: (old.get(name, "absent"), new.get(name, "absent")) for name in sorted(old.keys() | new.keys())}
+        return {name: said.format(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def units(self) -> Iterator[WorkUnit]:
         """Yield every unit of the run, in order."""

@@ -70,7 +70,7 @@ def test_a_published_run_reads_back_as_a_dataset_with_a_card_and_the_report(tmp_
     assert facts["acceptance_rate"] == pytest.approx(0.6)
     assert (facts["target_sha256"], facts["identity_sha256"]) == ("5ha", run.identity_digest)
     assert "someone" not in card
-    assert sorted(path.name for path in place.iterdir()) == ["README.md", "data", "report.html", "report.json"]
+    assert sorted(path.name for path in place.iterdir()) == ["README.md", "data", "dray", "report.html", "report.json"]
     (folder,) = (place / "data").iterdir()
     assert metadata["configs"][0]["data_files"] == [{"split": "train", "path": f"data/{folder.name}/*.parquet"}]
 
@@ -90,6 +90,11 @@ def test_a_second_call_uploads_only_what_is_missing_or_changed(tmp_path, capsys)
     assert publish.main([run.location.name, str(place)]) == 0  # one large file in place of the small ones
     assert [path.name for path in place.glob("data/**/*.parquet")] == ["part-00000.parquet"]
     assert pq.read_table(place / "data").num_rows == 10
+    assert sorted(path.name for path in (place / "dray").iterdir()) == [
+        "errors.parquet",
+        "manifest.parquet",
+        "run.json",
+    ]
 
 
 def test_the_folder_of_the_data_has_the_name_that_older_versions_gave_it(tmp_path):
@@ -198,7 +203,7 @@ def test_a_dry_run_says_what_would_be_uploaded_and_uploads_nothing(tmp_path, cap
     assert "README.md:" in capsys.readouterr().out
     assert not place.exists()
     assert publish.main([run.location.name, "hf://datasets/owner/name", "--dry-run"]) == 0
-    assert "3 files for hf://datasets/owner/name" in capsys.readouterr().out
+    assert "6 files for hf://datasets/owner/name" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -222,7 +227,8 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     command = [run.location.name, "hf://datasets/owner/name", "--bytes-per-file=1"]
     assert publish.main(command) == 0
     assert hub.is_private is True
-    names = sorted(hub.files)
+    names = sorted(name for name in hub.files if not name.startswith("dray/"))
+    assert len(hub.files) == len(names) + 3
     folder = names[1].rpartition("/")[0]
     assert names == [
         "README.md",
@@ -230,7 +236,7 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
         "report.json",
     ]
     assert [commit[-1] for commit in hub.commits] == ["README.md"]
-    assert hub.uploads == len(names) - 2, "all Parquet files, which are large for this hub"
+    assert hub.uploads == len(names) - 2 + 2, "all Parquet files, which are large for this hub"
     del hub.files[names[2]]
     hub.files["report.json"] = b"{}"
     assert publish.main(command) == 0
@@ -238,7 +244,7 @@ def test_a_run_on_the_hub_is_private_and_a_second_call_uploads_only_what_is_miss
     assert publish.main(command) == 0
     assert len(hub.commits) == 2
     assert publish.main(command[:2]) == 0  # one large file in place of the small ones, which are removed
-    new = sorted(hub.files)
+    new = sorted(name for name in hub.files if not name.startswith("dray/"))
     assert [new[0], new[2]] == ["README.md", "report.json"]
     assert len(new) == 3
     assert new[1].endswith("/part-00000.parquet")

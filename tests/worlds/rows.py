@@ -67,6 +67,16 @@ def mixed() -> list[Sequence]:
     return rows_of(PROMPTS, PARAMS)
 
 
+def predicted(texts: Seq[Seq[int]]) -> list[Sequence]:
+    """The mixed rows, whose texts these are, with predictions that are right, changed in places, another's, or none."""
+    rows = mixed()
+    for row, text in zip(rows, texts, strict=True):
+        changed = [*text[:3], 7, *text[4:9], *text[11:13], 2, 2, *text[13:]]
+        other = texts[(row.tag + 1) % len(texts)]
+        row.prediction = tuple([text, changed, other, [*other[:4], *text], []][row.tag % 5])
+    return rows
+
+
 def forms() -> list[Sequence]:
     """Every grammar and none, each greedy and at temperature 0.8, and every other parameter now and then."""
     more = [{}, {"top_k": 5}, {"top_p": 0.8, "presence_penalty": 0.5}, {"min_p": 0.05, "logit_bias": {3: 5.0, 9: -100}}]

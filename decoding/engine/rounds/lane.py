@@ -58,6 +58,8 @@ class Lane:
         self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
         target.allocate(num_slots, max_model_len, schedule.ceiling)
         target.hand_out(drafter.tap)
+        if target.cache is not None and target.cache.has_states:
+            schedule.heed_states()
         if self.host.has_dear_features:
             schedule.heed_features()
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round

@@ -19,7 +19,7 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import Verification
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.lookups import SuffixDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured

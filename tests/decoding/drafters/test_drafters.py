@@ -5,7 +5,7 @@ import torch
 
 from decoding import SamplingParams
 from decoding.drafters import NEED_A_HEAD, make_drafter
-from decoding.drafters.lookups import NGramDrafter
+from decoding.drafters.lookups.ngram import NGramDrafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

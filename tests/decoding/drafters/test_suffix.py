@@ -6,8 +6,8 @@ import tracemalloc
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters.known_texts import Calibration, Continuations, KnownByScope
-from decoding.drafters.lookups import SuffixDrafter
+from decoding.drafters.lookups.known_texts import Calibration, Continuations, KnownByScope
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.sampling.rows import ExtensionLimit, Rows
 from decoding.sampling.rules import COUPLED
 from decoding.scope import Scope

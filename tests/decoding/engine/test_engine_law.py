@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -110,6 +111,27 @@ def test_texts_of_rows_that_lose_their_slots_follow_the_targets_law(trio, law_of
 
     monkeypatch.setattr(Engine, "step", step_and_evict)
     assert is_plausible(_written(trio, kind, "rejection", "plain"), law_of("plain"))
+
+
+def test_texts_do_not_follow_the_law_where_old_texts_of_the_same_noise_are_drafted_under_rejection(
+    trio, law_of, monkeypatch
+):
+    """Which is why an engine takes no prediction there. A prediction that says nothing of the noise does no harm."""
+    options = {"num_slots": 64, "num_speculative_tokens": 2, "max_model_len": 16}
+    monkeypatch.setattr(Engine, "problem_with", lambda self, sequence: self._limits.problem_with(sequence))
+
+    def written(predictions: Iterable[Seq[int]]) -> list[tuple[int, ...]]:
+        engine = engine_by(trio, "suffix", verification="rejection", **options)
+        rows = [Sequence.create(PROMPT, PARAMS["plain"], row=row) for row in range(NUM_SAMPLES)]
+        for row, prediction in zip(rows, predictions, strict=True):
+            row.prediction = tuple(prediction)
+        list(engine.stream(rows))
+        return [tuple(row.output_token_ids) for row in rows]
+
+    likely = max(law_of("plain").items(), key=lambda entry: entry[1])[0]
+    texts = written([likely] * NUM_SAMPLES)
+    assert is_plausible(Counter(texts), law_of("plain"))
+    assert not is_plausible(Counter(written(texts)), law_of("plain"))
 
 
 @pytest.mark.parametrize("kind", ["good_draft", "unrelated_draft", "suffix"])

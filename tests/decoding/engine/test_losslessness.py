@@ -51,12 +51,13 @@ ROWS = {"mixed": rows.mixed, "samples": rows.samples, "near limits": rows.near_l
 OTHERS = ["nearly duplicated", "all zero", "nan", "trained", *STATES]
 if not is_interpreted():
     ROWS |= {"forms": rows.forms, "forbidden": rows.forbidden, "shared": rows.shared}
-WORLDS = [*ROWS, *([] if is_interpreted() else OTHERS)]
+WORLDS = [*ROWS, "predicted", *([] if is_interpreted() else OTHERS)]
 
 
 @pytest.fixture(scope="module")
 def worlds(ended, tmp_path_factory) -> dict[str, TextWorld]:
     found = {name: TextWorld(ended, make_rows, GRAMMARS) for name, make_rows in ROWS.items()}
+    found["predicted"] = TextWorld(ended, partial(rows.predicted, found["mixed"].alone), GRAMMARS)
     if is_interpreted():
         return found
     for name in ("nearly duplicated", "all zero"):

@@ -7,7 +7,8 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter, NoDrafter, point_masses
-from decoding.engine.measured_costs import _Instant, with_overhead, with_remote_drafts
+from decoding.engine.instant_parts import InstantTarget
+from decoding.engine.measured_costs import with_overhead, with_remote_drafts
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.sampling.rows import Rows
@@ -86,7 +87,7 @@ def test_the_logits_of_the_stand_in_are_drawn_where_the_model_is(monkeypatch):
     place = torch.device("cpu", 0)
     facts = {"device": place, "dtype": torch.bfloat16, "vocab_size": 50, "hidden_size": 8}
     model = SimpleNamespace(**facts, eos_token_ids=(), close_call=0.0, tap=None)
-    logits_BJV = _Instant(model, num_slots=3, num_positions=2)._logits_BJV
+    logits_BJV = InstantTarget(model, num_slots=3, num_positions=2)._logits_BJV
     assert drawn_on == {place}
     generator = torch.Generator().manual_seed(0)
     expected_BJV = torch.stack([4 * randn(2, 50, generator=generator) for _ in range(3)]).bfloat16()

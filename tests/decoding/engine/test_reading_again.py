@@ -13,7 +13,7 @@ from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.lookups import SuffixDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.network.language_model import LanguageModel
 from tests.decoding import tiny

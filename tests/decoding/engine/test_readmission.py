@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters.lookups import SuffixDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.engine.load import Parts
 from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError

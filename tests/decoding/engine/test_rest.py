@@ -6,7 +6,7 @@ import pytest
 
 from decoding.drafters.head_drafters import Eagle3Drafter, _end
 from decoding.drafters.hybrid import HybridDrafter
-from decoding.drafters.lookups import SuffixDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
 from tests.decoding.drafters import over_heads

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters.lookups import _NGramIndex
+from decoding.drafters.lookups.ngram import _NGramIndex
 from decoding.gpu.available import is_interpreted
 from decoding.grammar.matcher import Matcher, Place, masks_at_once
 from decoding.grammar.structured import Structured

@@ -77,3 +77,13 @@ def test_the_margin_is_the_distance_of_the_two_best_candidates(folders, referenc
     network = AutoModelForCausalLM.from_pretrained(folders.target).eval()
     best, second = network(torch.tensor([PROMPTS[0]])).logits[0, -1].topk(2).values.tolist()
     assert reference.margin(sequence) == pytest.approx(best - second, rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_margin_of_a_token_is_how_far_it_stands_behind_the_best(reference, temperature):
+    def margin(token_id: int | None) -> float:
+        return reference.margin(Sequence.create(PROMPTS[0], SamplingParams(temperature=temperature)), token_id)
+
+    margins = sorted(map(margin, range(48)))
+    assert margins[0] == 0.0 < margins[1]
+    assert margins[1] == pytest.approx(margin(None), rel=1e-4)

@@ -8,6 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 QUESTION = "Tell me a story about a raven, as JSON."
 MESSAGES = [{"role": "user", "content": QUESTION}]
+# A corpus of two steps: the topics of its rows, and what is asked for in each column.
+_THINGS = ("lamp", "cup", "boat", "bridge", "letter", "tower", "key", "bell", "map", "coat")
+TOPICS = [f"a {animal} and a {thing}" for animal in ("raven", "cat", "dog", "whale", "fox") for thing in _THINGS]
+STEPS = {"story": "Tell me a story about {{ topic }}.", "summary": "In one line: {{ story }}"}
 
 
 class Animal(BaseModel):

@@ -24,10 +24,10 @@ class Calibration:
     def __init__(self) -> None:
         self._counts: dict[Hashable, tuple[float, float]] = {}  # accepted, tried
 
-    def rate(self, kind: Hashable, guess: float) -> float:
-        """Estimate the chance that a match's next token is accepted, given that those before it are."""
+    def rate(self, kind: Hashable, guess: float, most: float = _MAX_RATE) -> float:
+        """Estimate the chance that a match's next token is accepted, given that those before it are; at most `most`."""
         accepted, tried = self._counts.get(kind, (0.0, 0.0))
-        return min((accepted + guess * _GUESS_WEIGHT) / (tried + _GUESS_WEIGHT), _MAX_RATE)
+        return min((accepted + guess * _GUESS_WEIGHT) / (tried + _GUESS_WEIGHT), most)
 
     def observe(self, kinds: Seq[Hashable], num_accepted: int) -> None:
         """Learn from a draft: the kinds of match that its tokens came from, and how many of them were accepted."""

@@ -1,123 +1,25 @@
-"""Lookups: drafters that propose what followed the newest tokens before, without a model.
+"""Lookup of what followed the newest tokens elsewhere, by frequency.
 
-`NGramDrafter` is prompt lookup (Saxena, https://github.com/apoorvumang/prompt-lookup-decoding), over prompt and output:
-it proposes what followed the last few tokens the last time they occurred. The longest matching n-gram wins, then the
-most recent occurrence. A match that reaches the end of the text continues with its own proposal, so that a text in a
-loop is continued to the full length.
-
-`SuffixDrafter` proposes what followed the newest tokens elsewhere, by frequency.
 It looks in the prompt, in all samples of the same prompt, finished or running, and in everything that the engine wrote
 lately for any prompt (SuffixDecoding, arXiv 2411.04975; Seer, arXiv 2511.14617), as far as these rows are of the same
 scope (`decoding/scope.py`): those of a job, or of one API key. Instead of a suffix tree it counts
 what followed contexts of a few sizes. The longest context that occurred before decides: its most frequent continuation
 is proposed and becomes part of the context for the next token. To learn or look up a token takes a few dictionary
 accesses, however much was written so far.
-
-Each proposed token carries the chance that it is accepted: the frequency of the continuation, corrected by how often
-such continuations were accepted (`Calibration`).
-
-Why this is lossless under rejection: a proposal is a point mass that follows from committed tokens alone, and the next
-token of a row is drawn with noise at a position that no earlier decision depended on. That holds for tokens of other
-rows, too, if they were written with other noise. Rows with equal noise keys (a seed in the sampling parameters gives
-the same to all prompts) share their noise, so such a row looks nothing up, except under coupled verification, where any
-draft is allowed.
 """
 
-from abc import abstractmethod
-from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from itertools import accumulate, count
-from operator import mul
+from dataclasses import dataclass
+from itertools import count
 from weakref import WeakKeyDictionary
 
-from decoding.drafters.base import Drafter, allowed_part, point_masses, swap_entries
-from decoding.drafters.known_texts import Calibration, KnownByScope, KnownTexts
+from decoding.drafters.base import allowed_part, swap_entries
+from decoding.drafters.lookups.known_texts import KnownByScope, KnownTexts
+from decoding.drafters.lookups.offers import LookupDrafter, Offer, better
 from decoding.sampling.rows import ExtensionLimit, Rows, Rule
-from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
-_NGRAM_SIZES = (4, 3, 2)  # of the n-grams that are looked up, in this order
-_FIRST_GUESS = 0.5  # the assumed chance of acceptance before any token was tried
-
-
-@dataclass
-class Offer:
-    """What a lookup found: tokens, the kind of match of each, the chance that all up to it are accepted."""
-
-    tokens: list[int] = field(default_factory=list)
-    kinds: list[Hashable] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-
-
-class _LookupDrafter(Drafter):
-    """Proposes what is offered to each row."""
-
-    @abstractmethod
-    def _offers(self, rows: Rows) -> list[Offer]:
-        """Return what each row is offered, at least as many tokens as it may draft if as many are found."""
-
-    def lookup_survival(self, rows: Rows) -> list[list[float]]:
-        offers = self._offers(rows)
-        return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
-
-    def propose(self, rows: Rows) -> Draft:
-        offers = self._offers(rows)
-        proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
-        return point_masses(proposals, rows.sampling.keys_B.device)
-
-
-class NGramDrafter(_LookupDrafter):
-    """Proposes point masses from an index of each row's own n-grams; no model, no memory to speak of."""
-
-    def __init__(self) -> None:
-        self._indexes: dict[int, _NGramIndex] = {}
-        self._calibration = Calibration()  # by the size of the n-gram that matched
-        self._offered: list[Offer] = []  # to this round's rows
-
-    def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        self._indexes.update((slot, _NGramIndex()) for slot in slots)
-
-    def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        for offer, drafted, accepted in zip(self._offered, num_drafted, num_accepted, strict=True):
-            self._calibration.observe(offer.kinds[:drafted], accepted)
-
-    def swap(self, first: int, second: int) -> None:
-        swap_entries(self._indexes, first, second)
-
-    def _offers(self, rows: Rows) -> list[Offer]:
-        self._offered = []
-        for slot, (sequence, limit) in enumerate(zip(rows.sequences, rows.num_draft_tokens, strict=True)):
-            tokens, size = self._indexes[slot].lookup(sequence.token_ids, limit) if limit else ([], 0)
-            tokens = allowed_part(sequence, tokens)
-            rate = self._calibration.rate(size, _FIRST_GUESS)
-            survival = list(accumulate([rate] * len(tokens), mul))
-            self._offered.append(Offer(tokens, [size] * len(tokens), survival))
-        return self._offered
-
-
-class _NGramIndex:
-    """The most recent end of each n-gram of a growing token list, except its newest n-gram."""
-
-    def __init__(self) -> None:
-        self._end_of: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
-
-    def lookup(self, token_ids: list[int], limit: int) -> tuple[list[int], int]:
-        """Return what followed the newest n-gram, and the size of the n-gram; 0 if none matched."""
-        for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in _NGRAM_SIZES:
-                if size <= end:
-                    self._end_of[tuple(token_ids[end - size : end])] = end
-        self._num_indexed = max(len(token_ids) - 1, 0)
-        for size in _NGRAM_SIZES:
-            end_of_match = self._end_of.get(tuple(token_ids[-size:])) if size < len(token_ids) else None
-            if end_of_match is not None:
-                period = token_ids[end_of_match:]
-                return (period * -(-limit // len(period)))[:limit], size
-        return [], 0
-
-
+_SURE = 0.9  # chance of its first token with which a prediction is offered, whatever could be looked up
 _CONTEXT_SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _MIN_SURVIVAL = 0.1  # what is less likely to be accepted is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
@@ -137,10 +39,11 @@ class _Writer:
     offer: Offer | None = None  # for the tokens committed so far
 
 
-class SuffixDrafter(_LookupDrafter):
+class SuffixDrafter(LookupDrafter):
     """Proposes point masses from counts over the prompt's samples and over all outputs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._known = KnownByScope()
         self._writers: dict[int, _Writer] = {}
         self._next_number = count()
@@ -148,6 +51,7 @@ class SuffixDrafter(_LookupDrafter):
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
         """Learn each new prompt, and the output that its sequence has already."""
+        super().admit(slots, sequences)
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
             if writer is not None and writer.sequence is sequence:
@@ -184,6 +88,7 @@ class SuffixDrafter(_LookupDrafter):
         self._known.of(scope).calibration.observe(offer.kinds[:num_drafted], num_accepted)
 
     def swap(self, first: int, second: int) -> None:
+        super().swap(first, second)
         swap_entries(self._writers, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
@@ -192,7 +97,11 @@ class SuffixDrafter(_LookupDrafter):
             writer = self._writers[slot]
             if writer.offer is None and limit:
                 self._learn_output(writer)  # of rounds that it was not asked in
-                writer.offer = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.rule)
+                calibration = self._known.of(writer.sequence.scope.texts).calibration
+                writer.offer = self._predicted(slot, writer.sequence, limit, calibration)
+                if writer.offer.survival[:1] < [_SURE]:
+                    found = self._look_up(writer, [], ExtensionLimit(limit, _MIN_SURVIVAL), rows.rule)
+                    writer.offer = better(writer.offer, found)
             offers.append(writer.offer or Offer())
         return offers
 

@@ -1,0 +1,144 @@
+"""What known texts save: `python -m benchmarks.predictions`, rows written anew and with their old texts as drafts.
+
+Two kinds of work, each beside plain decoding of the same rows, in turns:
+
+- `audit`: the old text is the text, as in `dray audit` and `dray show --regenerate`;
+- `reuse`: a word of the system prompt has changed, as in a run with `run.reuse`.
+
+Both must write what plain decoding writes. Plain decoding takes part twice: how far the second time is from the first
+one tells how exact the table is. One row at a time every eighth prompt is written.
+"""
+
+import json
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.drafts import PAIR, PROMPTS, TWIN
+from benchmarks.engines_in_turns import load_beside, require_same_text
+from benchmarks.harness import interleaved, listed, parser_of, show_lines
+from benchmarks.roofline.hardware import describe_machine, record
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.checkpoint.supported import model_folder
+from decoding.common_prefix import common_prefix
+from jobs.work.tuning.engine_turns import engine_way
+
+_SYSTEM, _CHANGED = "You are a helpful assistant.", "You are a friendly assistant."
+_WITH = "with old texts"
+_FEWER = 8  # with one row at a time, every eighth prompt is written
+COLUMNS = (
+    ("work", "work", ""),
+    ("dtype", "dtype", ""),
+    ("rows at once", "rows_at_once", ""),
+    ("rows", "rows", ","),
+    ("tokens", "tokens", ","),
+    ("unchanged at first", "unchanged", ".1%"),
+    ("tokens a round", "tokens_a_round", ".1f"),
+    ("tokens/s", "tokens_per_second", ",.0f"),
+    ("times plain", "times_plain", ".2f"),
+    ("least", "least_times_plain", ".2f"),
+)
+
+
+def main(arguments: Seq[str] | None = None) -> None:
+    """Measure, and print a table."""
+    parser = parser_of("predictions", __doc__)
+    flag = parser.add_argument
+    flag("--target", default=str(PAIR / "target"), help="folder, hub name or GGUF file")
+    flag("--prompts", type=Path, default=PROMPTS, help="lines as of the demo")
+    flag("--rows", type=int, default=200)
+    flag("--batches", type=listed(int), default=(1, 16), help="rows at once")
+    flag("--works", type=listed(str), default=("audit", "reuse"))
+    flag("--dtypes", type=listed(str), default=("float32", "bfloat16"))
+    flag("--new-tokens", type=int, default=100, help="most output tokens of a row")
+    flag("--temperature", type=float, default=0.0)
+    flag("--device", default="cpu")
+    flag("--threads", type=int, default=1, help="of the processor, as an actor with one CPU has them")
+    flag("--repeats", type=int, default=3)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    asked = options.prompts.read_text().splitlines()[: options.rows]
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(options.target))
+    prompts = {system: [_token_ids(tokenizer, system, line) for line in asked] for system in (_SYSTEM, _CHANGED)}
+    lines: list[dict[str, Any]] = []
+    for dtype, batch in product(options.dtypes, options.batches):
+        some = {system: each[:: _FEWER if batch == 1 else 1] for system, each in prompts.items()}
+        lines += [line | {"dtype": dtype} for line in _lines(some, dtype, batch, options)]
+    machine = describe_machine()
+    where = f"{machine['processor']}, {machine['threads']} threads"
+    target = Path(options.target).stem
+    show_lines(f"{target}, {where}, temperature {options.temperature:g}", COLUMNS, lines)
+    settings = {name: getattr(options, name) for name in ("temperature", "new_tokens", "repeats")}
+    record(options.json, settings=settings | {"target": target}, lines=lines)
+
+
+def _lines(prompts: dict[str, list[list[int]]], dtype: str, batch: int, options: Any) -> list[dict[str, Any]]:
+    """Return a line for each work with this many rows at once."""
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.new_tokens)
+    longest = max(len(prompt) for each in prompts.values() for prompt in each) + options.new_tokens + 1
+    plain = EngineOptions(num_slots=batch, max_model_len=longest, drafter="none")
+    how = {"none": plain, TWIN: plain, _WITH: replace(plain, drafter="suffix")}
+    where = options.device, dtype
+    parts = dict(zip(how, load_beside(options.target, [(None, each) for each in how.values()], *where), strict=True))
+
+    def rows(system: str, old: Seq[Seq[int]] = ()) -> list[Sequence]:
+        own = [Sequence.create(prompt, params, row=row) for row, prompt in enumerate(prompts[system])]
+        for sequence, text in zip(own, old, strict=False):
+            sequence.prediction = tuple(text)
+        return own
+
+    texts = rows(_SYSTEM)
+    list(Engine.over(parts["none"], plain).stream(texts))
+    old = [text.output_token_ids for text in texts]
+    found = []
+    for work in options.works:
+        system = _SYSTEM if work == "audit" else _CHANGED
+        known = {name: old if name == _WITH else () for name in how}
+        makers = {name: partial(Engine.over, parts[name], own) for name, own in how.items()}
+        ways = {name: engine_way(make, partial(_again, rows, system, known[name])) for name, make in makers.items()}
+        table = interleaved(ways, options.repeats, f"{work}, {dtype}, {batch} rows at once")
+        for name in ways:
+            require_same_text(table, name, "none")
+            counts, ratios, last = table.passes[name][-1].counts, table.ratios(name, "none"), table.passes[name][-1]
+            unchanged = sum(map(common_prefix, old, last.outputs)) / max(1, counts.num_output_tokens)
+            found.append(
+                {
+                    "work": work if name == _WITH else f"{work}: {name}",
+                    "rows_at_once": batch,
+                    "rows": len(old),
+                    "tokens": counts.num_output_tokens,
+                    "unchanged": unchanged,
+                    "tokens_a_round": counts.mean_acceptance_length or 1.0,
+                    "tokens_per_second": table.speed(name),
+                    "times_plain": median(ratios),
+                    "least_times_plain": min(ratios),
+                }
+            )
+    return found
+
+
+def _again(
+    rows: Callable[[str, Seq[Seq[int]]], list[Sequence]], system: str, old: Seq[Seq[int]], repeat: int
+) -> list[Sequence]:
+    return rows(system, old)
+
+
+def _token_ids(tokenizer: Any, system: str, line: str) -> list[int]:
+    """Return the token ids of a line of the demo's input, as a chat with this system prompt."""
+    row = json.loads(line)
+    own = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+    messages = [{"role": "system", "content": system}, *own]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+if __name__ == "__main__":
+    main()
