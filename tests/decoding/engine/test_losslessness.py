@@ -51,6 +51,7 @@ ROWS = {"mixed": rows.mixed, "samples": rows.samples, "near limits": rows.near_l
 OTHERS = ["nearly duplicated", "all zero", "nan", "trained", *STATES]
 if not is_interpreted():
     ROWS |= {"forms": rows.forms, "forbidden": rows.forbidden, "shared": rows.shared}
+_MOST_EVICTIONS = 40  # long prompts, read token by token, would begin anew for ever
 WORLDS = [*ROWS, "predicted", *([] if is_interpreted() else OTHERS)]
 
 
@@ -110,11 +111,12 @@ def _now_and_then(world: TextWorld, engine: Engine, chance: random.Random) -> li
 
 
 def _evicted(world: TextWorld, engine: Engine, chance: random.Random) -> list[Sequence]:
-    own = world.rows()
+    own, num_left = world.rows(), _MOST_EVICTIONS
     engine.submit(own)
     while engine.has_work:
         engine.step()
-        if chance.random() < 0.3:
+        if num_left and chance.random() < 0.3:
+            num_left -= 1
             engine.evict(chance.sample(engine.in_flight, len(engine.in_flight) // 2))
             for lane in engine.lanes:
                 for slot, resident in enumerate(lane.admission._residents):
