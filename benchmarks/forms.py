@@ -35,7 +35,7 @@ from benchmarks.engines_in_turns import load_beside, require_same_text
 from benchmarks.harness import interleaved, listed, parser_of, say, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters import DrafterName
+from decoding.choices import DrafterName
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable

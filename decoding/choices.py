@@ -5,6 +5,7 @@ from typing import Literal, get_args
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Exact = Literal["auto", "on", "off"]  # whether a GPU's products are those in which no row depends on the batch
+Fused = Literal["auto", "required"]  # whether a model whose layers do not run fused is refused
 Verification = Literal["coupled", "rejection", "unadjusted"]
 DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "mtp", "assistant", "hybrid"]
 

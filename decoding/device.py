@@ -10,7 +10,21 @@ import torch
 
 from decoding.choices import Device as Device
 
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
+# What Triton and the library's products raise as plain RuntimeErrors, where torch has an AcceleratorError.
+_FAULTS = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "launch timed out",
+    "uncorrectable",
+    "cublas_status_execution_failed",
+    "cublas_status_internal_error",
+)
+_OF_CUDA = ("cuda error", "triton error [cuda]")
+_CAPTURING = "captur"  # the device refuses to record a piece of work, and is well
 
 
 def pick_device(device: Device) -> torch.device:
@@ -58,7 +72,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_device_fault(error: BaseException) -> bool:
     """Tell whether an exception says that a device failed, after which its process can compute nothing more."""
-    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+    text = str(error).lower()
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error) or _CAPTURING in text:
+        return False
+    is_said = any(words in text for words in _OF_CUDA) and any(words in text for words in _FAULTS)
+    return isinstance(error, torch.AcceleratorError) or is_said
 
 
 def give_back_freed_memory() -> None:

@@ -109,7 +109,7 @@ class Reuse(Sums):
 
 _PER_SAMPLE = ["num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 COUNTED_COLUMNS = ["sample", "num_prompt_tokens", *_PER_SAMPLE, "accepted_per_position"]
-REUSE_COLUMNS = ["num_earlier_tokens", "num_unchanged_tokens", "num_reused_tokens", "num_output_tokens"]
+REUSED_COLUMNS = ["num_earlier_tokens", "num_unchanged_tokens", "num_reused_tokens", "num_output_tokens"]
 SCORED_COLUMNS = ["num_output_tokens", "logprob", "is_greedy", "is_best"]
 
 
@@ -131,7 +131,7 @@ def count_generations(generations: pa.Table, num_errors: int = 0) -> Counts:
 
 def count_reuse(generations: pa.Table) -> Reuse:
     """Count a table of generation rows that have the columns of `run.reuse`."""
-    earlier, same, reused, written = (generations[name].to_pylist() for name in REUSE_COLUMNS)
+    earlier, same, reused, written = (generations[name].to_pylist() for name in REUSED_COLUMNS)
     is_new = [number is None for number in earlier]
     is_same = [one == other == number for one, other, number in zip(earlier, same, written, strict=True)]
     num_new, num_same = sum(is_new), sum(is_same)

@@ -13,8 +13,10 @@ from collections import OrderedDict
 import ray
 
 from actors.drafts.mirror import DraftMirror, DraftReply, DraftRequest, DraftTerms
+from actors.engine.watchdog import end_process
 from actors.settings import ModelSettings
 from decoding.checkpoint.supported import check_same_vocabulary
+from decoding.device import is_device_fault
 from decoding.engine.draft_folder import read_replacement
 from decoding.grammar.grammars import Grammars
 from decoding.kept.models import load_checked
@@ -74,7 +76,9 @@ class DraftActor:
             self._mirrors.move_to_end(lane)
             try:
                 reply = self._mirrors[lane].draft(request)
-            except Exception:
+            except Exception as error:
+                if is_device_fault(error):  # nothing more can be computed here: another process takes this one's place
+                    end_process(Event("draft actor lost its device", cause=str(error)))
                 self.leave(lane)  # half of the request may have been applied
                 raise
         seconds = time.perf_counter() - started

@@ -199,8 +199,9 @@ class EngineLoop:
                 # The frames hold the failed step's tensors. Not in the thread: that would end this coroutine.
                 clear_frames(error.__traceback__)
                 self._num_out_of_memory += 1
-            if not is_memory or not await self._halve():
-                await self._fail_all(DeviceFault(str(error)) if is_device_fault(error) else error)
+            failure = await self._halve(error) if is_memory else error
+            if failure is not None:
+                await self._fail_all(DeviceFault(str(failure)) if is_device_fault(failure) else failure)
                 return False
         for stream in self._streams:
             stream.look(len(self._streams) / _MAX_SENT_PER_S)
@@ -215,8 +216,10 @@ class EngineLoop:
 
     async def _fail_all(self, error: Exception) -> None:
         """Fail every waiting caller, including those that come while the engine is cleared."""
-        # In its thread, behind what was dropped meanwhile.
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear)
+        try:  # in its thread, behind what was dropped meanwhile
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.engine.clear)
+        except Exception as failure:  # noqa: BLE001 - a device that failed does not clear, either; callers must hear
+            _log.error(failure_event("engine not cleared", failure))
         for future in self._unfinished.values():
             if not future.done():
                 future.set_exception(error)
@@ -239,18 +242,21 @@ class EngineLoop:
         finally:
             self._busy_seconds += time.monotonic() - started
 
-    async def _halve(self) -> bool:
-        """Go on with half the slots; of a single slot, without its row. Return False if that cannot be done."""
+    async def _halve(self, shortage: Exception) -> Exception | None:
+        """Go on with half the slots; of a single slot, without its row. Return what callers get if that cannot be done.
+
+        That is the shortage itself, unless the device fails meanwhile.
+        """
         num_slots, num_running = self.engine.options.num_slots, self.engine.num_running
         if num_slots == 1 and not num_running:
-            return False
+            return shortage
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=max(1, num_slots // 2), running=num_running))
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._resize, num_slots // 2)
         except Exception as error:  # noqa: BLE001 - callers get the first error; this one is logged
             _log.error(failure_event("engine not resized", error))
-            return False
-        return True
+            return error if is_device_fault(error) else shortage
+        return None
 
     def _resize(self, num_slots: int) -> None:
         alone = self.engine.in_flight if not num_slots else []

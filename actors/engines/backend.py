@@ -116,6 +116,7 @@ class Backend:
         engine, models = self.settings.engine, self.settings.models
         exact = "" if models.dtype == "float32" or models.device == "cpu" else f", exact {engine.exact}"
         warning = f"; {self.lossy}" if self.lossy else ""
+        exact += ", fused layers required" if engine.fused == "required" else ""
         return f"dray, drafter {engine.pick_drafter(models.draft)}, {self.verification} verification{exact}{warning}"
 
     def identity(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:

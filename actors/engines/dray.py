@@ -94,7 +94,8 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
     `kernels`: the instructions of the CPU kernels that made it so, or the GPU and what compiled its kernels; those of
     another kind round otherwise. `coded_layers`: how many products read weights of 4 or 8 bits as they are; these are
     the numbers of their float32 weights, added in the same order, so they are no other kind. `exact` is the setting of
-    that name, and `exact_text` what may be said of the texts, as `exact` in report.json.
+    that name, and `exact_text` what may be said of the texts, as `exact` in report.json. `fallback`, if it is there:
+    which models run otherwise than they were to, and slower, and why.
     """
     target = engine.target
     kind = ""
@@ -106,6 +107,7 @@ def footer_facts(engine: Engine) -> dict[str, str | bool | int]:
         "is_batch_invariant": target.is_batch_invariant,
         "kernels": kind,
         "coded_layers": target.facts().get("coded_layers", 0),
+        **({"fallback": engine.fallback} if engine.fallback else {}),
         "exact": engine.options.exact,
         "verification": engine.options.verification,
         "exact_text": _exact_text(engine),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import psutil
 import torch
 
+from actors.engines.model_check import why_not_fused
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.gguf_file import origin_in_words
 from decoding.checkpoint.loading import Footprint, footprint_of, made_of
@@ -17,6 +18,12 @@ from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head
+
+# Of a recorded kernel, in the device's memory. It was not measured: graphs of some hundred kernels are said to
+# take 3 to 8 MB.
+_BYTES_A_KERNEL = 16 << 10
+_KERNELS_A_LAYER = 13
+_SHORTEST_REACH = 1024  # positions: rounds are recorded for this many, and for each power of two above
 
 
 def footprint(settings: GeneratorSettings, model: str) -> Footprint:
@@ -31,6 +38,8 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
     elif model == models.target or not is_head(model):
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
+        if models.device == "cuda" and not is_apart and not why_not_fused(model, "cuda"):
+            found = replace(found, recorded=_recorded(settings, model, length))
         if not _codes_run(settings, model):
             return found
         saved = sum(tensor.num_bytes_saved for tensor in set(codes_in(model).values()))  # a shared one counts once
@@ -41,6 +50,19 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         num_weights, per_token = head_numbers(model, fitting_config(model, *target), is_apart=is_apart)
     num_bytes = getattr(torch, models.dtype).itemsize
     return Footprint(num_weights * num_bytes, per_token * num_bytes, *sizes)
+
+
+def _recorded(settings: GeneratorSettings, model: str, length: int) -> int:
+    """Return the bytes of the recordings that are made before the first round, and of the logits of a round.
+
+    There is room for twice the logits: it grows by doubling. A draft has those of one token of each row.
+    """
+    engine, text = settings.engine, load_config(model).get_text_config()
+    num_lengths = 1 + engine.num_speculative_tokens
+    num_logits = 2 * engine.num_slots * (num_lengths if model == settings.models.target else 1) * text.vocab_size
+    num_reaches = 1 + max(0, (length - 1).bit_length() - (_SHORTEST_REACH - 1).bit_length())
+    num_kernels = num_lengths * num_reaches * text.num_hidden_layers * _KERNELS_A_LAYER
+    return int(num_logits * getattr(torch, settings.models.dtype).itemsize + num_kernels * _BYTES_A_KERNEL)
 
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:

@@ -9,6 +9,7 @@ from decoding.checkpoint.rank import check_can_be_sharded, check_device
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
 from decoding.choices import NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
+from decoding.families.family import FAMILIES
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config
 from decoding.heads.format.folder import is_assistant
@@ -21,6 +22,7 @@ def check_models(settings: GeneratorSettings) -> None:
     models, engine = settings.models, settings.engine
     target_config = load_config(models.target)
     _check_dtype(target_config, models.dtype, models.target)
+    _check_fused(settings, models.target)
     vocab_size: int = target_config.get_text_config().vocab_size
     settle_max_model_len(engine.max_model_len, max_positions(target_config))
     if settings.stages.is_apart:
@@ -45,11 +47,28 @@ def check_models(settings: GeneratorSettings) -> None:
     elif models.draft is not None and engine.pick_drafter(models.draft) in NEED_A_MODEL:
         draft_config = load_config(models.draft)
         _check_dtype(draft_config, models.dtype, models.draft)
+        _check_fused(settings, models.draft)
         draft_size: int = draft_config.get_text_config().vocab_size
         if models.draft_vocabulary == "map":
             VocabularyMap.between(models.target, models.draft, vocab_size, draft_size)
         else:
             check_same_vocabulary(models.target, models.draft, vocab_size, draft_size)
+
+
+def why_not_fused(model: str, device: str) -> str:
+    """Return why the layers of a model in this folder will not run fused, as far as its configuration says; or nothing.
+
+    The engine measures those that will.
+    """
+    kind = load_config(model).model_type
+    names = [name for name, family in FAMILIES.items() if device == "cpu" or family.runs_on_gpus]
+    return "" if kind in names else f"{kind} is no family that runs fused on {device} (docs/models.md)"
+
+
+def _check_fused(settings: GeneratorSettings, model: str) -> None:
+    why = why_not_fused(model, settings.models.device)
+    if settings.engine.fused == "required" and why:
+        raise ValueError(f"engine.fused is 'required', but {model!r} would be slow: {why}; use 'auto' to run it so")
 
 
 def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:

@@ -23,6 +23,7 @@ _ONLY_SPEED = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batch
 _ONLY_DRAYS: dict[str, tuple[str | None, str]] = {  # the value that says what vLLM does, and why it has no other
     "verification": ("rejection", "vLLM verifies drafts by rejection, and only Dray's engine has 'coupled'"),
     "exact": ("auto", "vLLM's own switch is VLLM_BATCH_INVARIANT in engine.vllm_env"),
+    "fused": ("auto", "vLLM has layers of its own"),
     "draft_window": (None, "vLLM's drafts see all of a row"),
     "draft_length": ("fixed", "vLLM drafts engine.num_speculative_tokens in every round"),
     "max_prefill_tokens": (None, "vLLM's is engine.vllm.max_num_batched_tokens"),

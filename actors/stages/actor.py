@@ -12,7 +12,7 @@ import torch
 from actors.stages.work import Done, Finish, Work, do
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.rank import meet, open_rank_store
-from decoding.device import Device, give_back_freed_memory, name_of
+from decoding.device import Device, give_back_freed_memory, is_device_fault, name_of
 from decoding.network.stage import Stage
 
 
@@ -147,13 +147,16 @@ class StageActor:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Hold what all ranks of the stage do, or none. A rank that fails may be anywhere in it, and never goes on."""
+        """Hold what all ranks of the stage do, or none. A rank that fails may be anywhere in it, and never goes on.
+
+        Nor does a process whose device failed, whether it shares its stage or not.
+        """
         if self._has_failed:
             raise RankFailedError(f"rank {self._rank} of a stage has failed, and must be replaced")
         try:
             yield
-        except BaseException:
-            self._has_failed = self._num_ranks > 1
+        except BaseException as error:
+            self._has_failed = self._num_ranks > 1 or is_device_fault(error)
             raise
 
 

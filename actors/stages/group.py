@@ -21,7 +21,7 @@ from actors.placement import StageSettings
 from actors.stages.actor import RankFailedError, StageActor
 from actors.stages.places import take_places
 from decoding.checkpoint.loading import DType
-from decoding.device import Device
+from decoding.device import Device, is_device_fault
 from pipeline.logs import Event
 
 _log = logging.getLogger(__name__)
@@ -221,8 +221,8 @@ class StageGroup:
 
 def is_loss(error: BaseException | None) -> bool:
     """Tell whether a call failed because a process, a node or an object is gone, or late, and not by what it did."""
-    if isinstance(error, exceptions.RayTaskError):  # what is lost may be a stage's input
-        return isinstance(error.cause, BaseException) and is_loss(error.cause)
+    if isinstance(error, exceptions.RayTaskError):  # what is lost may be a stage's input, or its device
+        return isinstance(error.cause, BaseException) and (is_device_fault(error.cause) or is_loss(error.cause))
     return isinstance(error, (*_LOSSES, exceptions.GetTimeoutError, RankFailedError))
 
 

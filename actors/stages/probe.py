@@ -53,12 +53,15 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"off by {deviation:.1e} of their size, where {tolerance:.0e} is rounding; run it whole "
             "(stages.count 1, stages.tensor_parallel 1)"
         )
+    before = "transformers' code runs in place of fused layers"
     if not lengths.may_fuse:
+        model.fallback = f"{before}: a miniature of it deviates when they are fused"
         pipeline.tell_all("change", "may_fuse", False)
     pipeline.tell_all("speed_up")
     fused = measure()
     if not fused <= fused_tolerance(model.dtype, deviation, is_fp8=is_fp8):
-        _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused)
+        model.fallback = f"{before}: logits are off by {fused:.1e}"
+        _log.warning("%r is slower than it should be: %s", name, model.fallback)
         pipeline.tell_all("call", "slow_down")
         fused = measure()
     if not fused <= tolerance:

@@ -42,6 +42,7 @@ class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
     tap: FeatureTap | None = None
+    fallback = ""  # set by the probe (`Target.fallback`)
 
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
         """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""

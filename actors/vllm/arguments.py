@@ -22,8 +22,7 @@ from actors.settings import GeneratorSettings
 from actors.vllm.draft_method import method_of_head
 from decoding.checkpoint.loading import cache_of
 from decoding.checkpoint.supported import max_positions, read_config
-from decoding.choices import OWN_HEAD
-from decoding.drafters import NEED_A_HEAD, NEED_A_MODEL
+from decoding.choices import NEED_A_HEAD, NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
 from decoding.sampling_params import SamplingParams
 

@@ -29,8 +29,9 @@ from actors.engine.requests import (
     Scoring,
     Standing,
 )
+from actors.engine.watchdog import end_process
 from actors.engines.loading import LoadedEngine
-from actors.errors import describe
+from actors.errors import DeviceFault, describe
 from actors.settings import GeneratorSettings
 from actors.settings import ReplicaSettings as ReplicaSettings
 from actors.workers.batch_worker import SharedEngine, UnitOrder, do_unit
@@ -255,8 +256,11 @@ class Replica:
 def _not_done(error: Exception, request_id: str) -> NotDoneError:
     """Return what to say of a request over which this was raised, whose message may quote a prompt.
 
-    Raises the error itself if another process was lost: the request then goes on at another replica.
+    Raises the error itself if another process was lost, and ends this one if its device failed: the request then goes
+    on at another replica.
     """
+    if isinstance(error, DeviceFault):
+        end_process(Event("replica lost its device", cause=str(error), request_id=request_id))
     if isinstance(error, NotDoneError):
         return error
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):

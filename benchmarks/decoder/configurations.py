@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from decoding.drafters import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
+from decoding.choices import DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName
 from decoding.engine.options import DraftLength, EngineOptions
 from decoding.network.slot_network import Exact
 

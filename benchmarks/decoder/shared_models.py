@@ -16,7 +16,7 @@ from benchmarks.decoder.counts.recorder import Role
 from decoding import Engine, EngineOptions
 from decoding.checkpoint.loading import DType
 from decoding.device import Device
-from decoding.drafters import Drafter
+from decoding.drafters.base import Drafter
 from decoding.engine.measured_costs import measure_costs, with_overhead
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.attach import attach_assistant

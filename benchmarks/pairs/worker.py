@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters import DrafterName
+from decoding.choices import DrafterName
 from decoding.engine.load import Parts, load_parts
 from decoding.grammar.structured import Structured
 

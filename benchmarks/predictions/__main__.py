@@ -16,14 +16,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.drafts import PAIR, PROMPTS, TWIN
-from benchmarks.engines_in_turns import load_beside, require_same_text
+from benchmarks.drafts import PAIR, PROMPTS, TWIN, token_ids
+from benchmarks.engines_in_turns import line_of, load_beside, require_same_text
 from benchmarks.harness import interleaved, listed, parser_of, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
@@ -107,19 +106,16 @@ def _lines(prompts: dict[str, list[list[int]]], dtype: str, batch: int, options:
         table = interleaved(ways, options.repeats, f"{work}, {dtype}, {batch} rows at once")
         for name in ways:
             require_same_text(table, name, "none")
-            counts, ratios, last = table.passes[name][-1].counts, table.ratios(name, "none"), table.passes[name][-1]
-            unchanged = sum(map(common_prefix, old, last.outputs)) / max(1, counts.num_output_tokens)
+            last = table.passes[name][-1]
+            num_tokens = last.counts.num_output_tokens
             found.append(
-                {
+                line_of(table, name, "none")
+                | {
                     "work": work if name == _WITH else f"{work}: {name}",
                     "rows_at_once": batch,
                     "rows": len(old),
-                    "tokens": counts.num_output_tokens,
-                    "unchanged": unchanged,
-                    "tokens_a_round": counts.mean_acceptance_length or 1.0,
-                    "tokens_per_second": table.speed(name),
-                    "times_plain": median(ratios),
-                    "least_times_plain": min(ratios),
+                    "tokens": num_tokens,
+                    "unchanged": sum(map(common_prefix, old, last.outputs)) / max(1, num_tokens),
                 }
             )
     return found
@@ -135,9 +131,7 @@ def _token_ids(tokenizer: Any, system: str, line: str) -> list[int]:
     """Return the token ids of a line of the demo's input, as a chat with this system prompt."""
     row = json.loads(line)
     own = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
-    messages = [{"role": "system", "content": system}, *own]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    return token_ids(tokenizer, json.dumps({"messages": [{"role": "system", "content": system}, *own]}))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def answer(question: Question, batch: int) -> Estimate:
     if batch < 1:
         raise ValueError(f"--batch must be numbers from 1 up, got {batch}")
     q, step = question, Forward.of_round(batch, 1, question.context)
-    window, whole = min(q.draft_window, q.slot_length), q.slot_length
+    whole = q.slot_length
 
     def best(size: ModelSize, positions: int) -> Speed:
         return best_speed(q.gpu, q.target, Drafting(size, positions, q.acceptance), batch, q.context)
@@ -77,5 +77,5 @@ def answer(question: Question, batch: int) -> Estimate:
         headed=best(q.head, q.context),
         plain_memory=memory_bytes(batch, (q.target, whole)),
         drafted_memory=memory_bytes(batch, (q.target, whole), (q.draft, whole)),
-        windowed_memory=memory_bytes(batch, (q.target, whole), (q.draft, window)),
+        windowed_memory=memory_bytes(batch, (q.target, whole), (q.draft, whole)),  # a window bounds what is read
     )

@@ -207,6 +207,7 @@ class Footprint:
     num_slots: int
     max_model_len: int
     states_per_slot: int = 0  # what recurrent layers keep of one row, for all lengths to which it can be rolled back
+    recorded: int = 0  # on a GPU: recordings, and the logits that they write
 
     @property
     def cache(self) -> int:
@@ -215,12 +216,13 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache
+        return self.weights + self.cache + self.recorded
 
     def __str__(self) -> str:
         return (
             f"{self.total / GIB:.2f} GiB (weights {self.weights / GIB:.2f}, cache {self.cache / GIB:.2f} for "
-            f"{self.num_slots} slots of {self.max_model_len} tokens)"
+            f"{self.num_slots} slots of {self.max_model_len} tokens"
+            + (f", recordings {self.recorded / GIB:.2f})" if self.recorded else ")")
         )
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 from decoding.checkpoint.loading import DType
 from decoding.device import Device, give_back_freed_memory
-from decoding.drafters import Drafter
+from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
@@ -31,8 +31,7 @@ from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
-# Prompt tokens between two rounds, on CPU and elsewhere: a chunk that uses the device well and keeps the running rows
-# waiting for about as long as a few rounds.
+# Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
 _MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
 _MAX_LOSSES_ALONE = 2  # over a scored row
@@ -57,6 +56,7 @@ class Engine(TokenEngine):
         super().__init__(Limits(max_model_len, self.target.vocab_size, self.target.eos_token_ids), options)
         self._grammars = grammars
         self._parts: Parts | None = None
+        self.fallback = ""  # as `Parts.fallback`
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
@@ -109,7 +109,7 @@ class Engine(TokenEngine):
         """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
         pairs, costs = measured(parts, options, costs)
         engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
-        engine._parts = parts
+        engine._parts, engine.fallback = parts, parts.fallback
         give_back_freed_memory()
         return engine
 

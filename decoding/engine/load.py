@@ -6,9 +6,10 @@ from typing import Protocol
 
 from decoding.checkpoint.loading import DType
 from decoding.checkpoint.supported import check_same_vocabulary, model_folder
-from decoding.choices import OWN_HEAD
+from decoding.choices import NEED_A_MODEL, OWN_HEAD, DrafterName
 from decoding.device import Device
-from decoding.drafters import NEED_A_MODEL, Draft, Drafter, DrafterName, make_drafter
+from decoding.drafters.base import Drafter
+from decoding.drafters.making import Draft, make_drafter
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions, settle_max_model_len
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
@@ -65,6 +66,13 @@ class Parts:
         """Return the target with a cache of this lane's own."""
         return self.target if lane == 0 else self.target.share()
 
+    @property
+    def fallback(self) -> str:
+        """Which models run otherwise than they were to, and slower, and why; an empty text if none does."""
+        models = {"target": self.target, "draft": self.draft}
+        said = {what: getattr(model, "fallback", "") for what, model in models.items()}  # a head has none
+        return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
+
     def beside(self) -> "Parts":
         """Return the parts of another engine, over the same weights with caches of its own."""
         return replace(self, target=self.target.share(), draft=self.draft and self.draft.share())
@@ -109,6 +117,7 @@ def load_parts(
         )
     if target_model is None:
         target_model = load_checked(target, device, dtype, options.exact)
+    _refuse_unfused(target_model, target, options)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     elif options.exact == "on":
@@ -150,11 +159,19 @@ def _load_draft_model(
     path: str, target: Target, options: EngineOptions, max_model_len: int, device: Device, dtype: DType
 ) -> LanguageModel:
     draft = load_checked(path, device, dtype)
+    _refuse_unfused(draft, path, options)
     window = _settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
     if window and draft.fused is not None:
         draft.fused.window = Window(window, _NUM_FIRST)
         _log.info("the draft sees the last %d positions of a row, and the first %d", window, _NUM_FIRST)
     return draft
+
+
+def _refuse_unfused(model: Target, path: str, options: EngineOptions) -> None:
+    """Raise ValueError if fused layers are required, and the model's do not run so, or are not recorded on a GPU."""
+    if options.fused == "required" and (model.fallback or not model.facts()["fused"]):
+        why = model.fallback or "no family that runs fused on this device is its own (docs/models.md)"
+        raise ValueError(f"engine.fused is 'required', but {path!r} would be slow: {why}; use 'auto' to run it so")
 
 
 def _settle_draft_window(wanted: int | None, draft: LanguageModel, num_slots: int, max_model_len: int) -> int:

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from decoding.choices import DRAFTER_OF_HEAD, DRAFTERS, NEED_A_HEAD, NEED_A_MODEL, DrafterName, Exact, Verification
+from decoding.choices import (
+    DRAFTER_OF_HEAD,
+    DRAFTERS,
+    NEED_A_HEAD,
+    NEED_A_MODEL,
+    DrafterName,
+    Exact,
+    Fused,
+    Verification,
+)
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 MOST_LANES = 16  # of an engine, where their number follows from a measured delay
@@ -38,6 +47,8 @@ class EngineOptions:
     """Prompt tokens read between two rounds of full slots; unless given 512, on CUDA 2048."""
     exact: Exact = "auto"
     """GPU products in which no row depends on the batch; off is the library's, auto is off in float32 alone."""
+    fused: Fused = "auto"
+    """required refuses a target or draft model whose layers do not run fused, and recorded on a GPU; auto says so."""
     draft_window: int | None = None
     """Last positions of a row that a draft model on a GPU sees, with the first 4; 0 is all, unless given by cost."""
     max_model_len: int | None = None
@@ -58,6 +69,8 @@ class EngineOptions:
             raise ValueError(f"engine.draft_window must be 0 (all positions) or at least 16, got {self.draft_window}")
         if self.exact not in ("auto", "on", "off"):
             raise ValueError(f"engine.exact must be 'auto', 'on' or 'off', got {self.exact!r}")
+        if self.fused not in ("auto", "required"):
+            raise ValueError(f"engine.fused must be 'auto' or 'required', got {self.fused!r}")
         if self.drafter is not None and self.drafter not in DRAFTERS:
             raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
 

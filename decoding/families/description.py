@@ -4,7 +4,7 @@
 table of families does not know. Such a network runs transformers' own code.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -43,8 +43,7 @@ class Description:
     @property
     def is_as_llama(self) -> bool:
         """Whether the layers are Llama's: our GPU kernels and our FP8 products run no others."""
-        is_family = replace(self.family, windows="") == Family() and not self.gate_is_gelu
-        return is_family and not any(kind.window for kind in self.kinds)
+        return self.family.runs_on_gpus and not self.gate_is_gelu and not any(kind.window for kind in self.kinds)
 
 
 def described(model: PreTrainedModel) -> Description | None:

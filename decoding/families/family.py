@@ -43,6 +43,11 @@ class Family:
     def norms(self) -> tuple[str | None, ...]:
         return self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp
 
+    @property
+    def runs_on_gpus(self) -> bool:
+        """Whether its layers are Llama's, or may be: our GPU kernels and our FP8 products run no others."""
+        return replace(self, windows="") == Family()
+
     def knows(self, name: str) -> bool:
         """Tell whether a parameter of this name is used."""
         norms, attention, mlp = ("|".join(filter(None, names)) for names in (self.norms, *self.linears))

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from decoding.device import is_out_of_memory
+from decoding.device import is_device_fault, is_out_of_memory
 
 _MOST_RECORDED = 256
 _log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Recordings(Generic[_Inputs]):
     def __init__(self, record: Recorder | None, what: str) -> None:
         """Record with `record` (None: everything is run each time); `what` names the work in the log."""
         self.record, self._what = record, what
+        self.refusal = ""  # why nothing is recorded any more
         self._shapes: dict[Key, _Shape[_Inputs]] = {}
 
     def inputs(self, key: Key, make: Callable[[], _Inputs]) -> _Inputs:
@@ -67,17 +68,17 @@ class Recordings(Generic[_Inputs]):
         """Replay the recording of a key with inputs; a run comes before it is recorded: kernels are compiled in it.
 
         Where a driver or an operation refuses to record, everything is run: slower, but correct; the log says so.
-        Raises where memory ran out: the engine answers with fewer slots, and records anew.
+        Raises where memory ran out (the engine answers with fewer slots, and records anew) or the device failed.
         """
         shape = self._shapes[key]
         if shape.was_run and shape.recording is None and self.record is not None:
             try:
                 shape.recording = self.record(work)
             except RuntimeError as error:
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) or is_device_fault(error):
                     raise
-                text = "%s cannot be recorded here (%s): each starts its kernels one by one"
-                _log.warning(text, self._what, error)
+                self.refusal = f"{self._what} cannot be recorded here ({error}): each starts its kernels one by one"
+                _log.warning(self.refusal)
                 self.record = None
         if shape.recording is None:
             shape.was_run = True

@@ -85,8 +85,9 @@ def check_model(model: LanguageModel, name: str) -> float:
     if model.fused is not None:
         fused_deviation = _fused_deviation(model, name, plain, rows)
         if not fused_deviation <= fused_tolerance(model.dtype, deviation, is_fp8=model.is_fp8):
-            _log.warning("%r is off by %.1e when its layers are fused: transformers' code runs", name, fused_deviation)
+            model.why_not_fused = model.why_not_fused or f"logits are off by {fused_deviation:.1e}"
             model.fused, model.graphs, model.packs_rows = None, None, packs_rows
+            _log.warning("%r is slower than it should be: %s", name, model.fallback)
             if fused_deviation == float("inf") and model.has_exact_products:  # they may be what cannot run
                 use_library_products(model.network)
                 model.exact = "off"
@@ -111,7 +112,7 @@ def _fused_deviation(model: LanguageModel, name: str, plain: list[torch.Tensor],
         return _measured(model, plain, rows)
     except NETWORK_FAILURES + kernel_errors() as error:
         _raise_if_of_the_machine(error)
-        _log.warning("%r cannot run fused here: %s", name, in_one_line(error))
+        model.why_not_fused = f"they cannot run here ({in_one_line(error)})"
         return float("inf")
 
 

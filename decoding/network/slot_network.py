@@ -73,6 +73,7 @@ class SlotNetwork(ABC):
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.may_fuse = True  # whether the probe has found nothing that forbids it
+        self.why_not_fused = ""  # and what it found
         self.is_sped_up = False
         self.num_coded_layers = 0  # that multiply codes of 4 or 8 bits, once it is sped up
         self.found: Any = None  # by the probe, if the layers are fused
@@ -95,6 +96,16 @@ class SlotNetwork(ABC):
             from decoding.cache.minimax_cache import MiniMaxRows as kind
         num_states = num_recent_states(num_draft_tokens) if self.has_states else 0
         return kind(num_slots, num_positions, moves_by_name, num_recent_states=num_states)
+
+    @property
+    def fallback(self) -> str:
+        """Why a model that was to run fused, and on a GPU recorded, does not; an empty text if it does, or was not to.
+
+        It is slower then, and right.
+        """
+        if self.fused is None:
+            return self.why_not_fused and f"transformers' code runs in place of fused layers: {self.why_not_fused}"
+        return "" if self.graphs is None else self.graphs.recordings.refusal
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -123,7 +134,9 @@ class SlotNetwork(ABC):
     def _lay_out(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; caches become invalid."""
         self.is_sped_up = True
-        fits = self.may_fuse and not self.runs_rows_apart and FusedDecoder.fits(self.network)
+        fits = not self.runs_rows_apart and FusedDecoder.fits(self.network)
+        if fits and not self.may_fuse:
+            fits, self.why_not_fused = False, "a miniature of it deviates when they are fused"
         if not self.is_kept:
             pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
         self.num_coded_layers = len(coded_layers(self.network))

@@ -85,6 +85,10 @@ class Target(Protocol):
         """The name of the processor: "cpu", or that of the GPU."""
 
     @property
+    def fallback(self) -> str:
+        """Why it runs otherwise than it was to, and slower, as `SlotNetwork.fallback`; empty if it does not."""
+
+    @property
     def cache(self) -> SlotCache | None:
         """Keys and values; None before `allocate`."""
 

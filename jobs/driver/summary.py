@@ -18,7 +18,7 @@ from jobs.report_page.numbers import format_length, format_rate
 from jobs.report_page.texts import samples, text_to_show
 from pipeline.counts import (
     COUNTED_COLUMNS,
-    REUSE_COLUMNS,
+    REUSED_COLUMNS,
     SCORED_COLUMNS,
     Counts,
     Reuse,
@@ -40,12 +40,12 @@ _BY_POSITION = "accepted, by draft position"  # the column that may wrap
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
     counts, choice = check.counts, DraftChoice.of(run_directory.location)
-    scores: dict[str, Any] = {}
+    of_columns: dict[str, Any] = {}  # that not every run has
     if run_directory.has("scores"):
         groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
-        scores = {"scores": sum(groups.values(), Scores()).to_dict()}
+        of_columns["scores"] = sum(groups.values(), Scores()).to_dict()
     if (reuse := _reuse_of(run_directory)) is not None:
-        scores["reuse"] = vars(reuse)
+        of_columns["reuse"] = vars(reuse)
     return {
         "complete": check.is_complete,
         "num_units": check.num_units,
@@ -53,10 +53,11 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "counts": counts.to_dict(),
         "acceptance_rate": counts.acceptance_rate,
         "mean_acceptance_length": counts.mean_acceptance_length,
-        **scores,
+        **of_columns,
         "seconds_of_last_command": round(seconds, 3),
         "exact": (exact := exactness_of(run_directory, check)),
         "why_inexact": why_inexact(_verification(run_directory)) if exact == "no" else "",
+        "fallbacks": fallbacks(check),
         "engines": check.engines,
         **({} if choice is None else {"draft_choice": asdict(choice)}),
         "problems": check.problems,
@@ -69,7 +70,7 @@ def _reuse_of(run_directory: RunDirectory) -> Reuse | None:
     """Return what became of the earlier texts of a run; None if it reuses none."""
     if not run_directory.has("reuse"):
         return None
-    return sum(tally(run_directory, (), REUSE_COLUMNS, count_reuse).values(), Reuse())
+    return sum(tally(run_directory, (), REUSED_COLUMNS, count_reuse).values(), Reuse())
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
@@ -79,6 +80,17 @@ def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
         verification in TEXT_IS_THE_TARGETS and identity.get("dtype") == "float32"
     )  # of runs begun before it was said
     return exactness_found(run.get("exact", "proved" if was_proved else "no"), verification, check.engines)
+
+
+def fallbacks(check: CheckReport) -> list[str]:
+    """Return what engines of a run ran otherwise than it was to run, and slower, each once."""
+    return sorted({str(engine["fallback"]) for engine in check.engines if engine.get("fallback")})
+
+
+def print_fallbacks(check: CheckReport) -> None:
+    """Print which models ran slower than they were to, if any did."""
+    for why in fallbacks(check):
+        tell(f"slower than it should be: {why} (engine.fused: required refuses that)", sys.stdout)
 
 
 def print_why_inexact(run_directory: RunDirectory) -> None:
@@ -120,6 +132,7 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
         )
     Console().print(table)
     print_why_inexact(run_directory)
+    print_fallbacks(check)
 
 
 def _print_scores(run_directory: RunDirectory, check: CheckReport, num_new_tokens: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 from actors.engine.translation import encode_row
 from actors.settings import GeneratorSettings
-from decoding.drafters import DRAFTERS, NEED_A_MODEL, DrafterName
+from decoding.choices import DRAFTERS, NEED_A_MODEL, DrafterName
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts
 from decoding.engine.options import DraftLength, EngineOptions

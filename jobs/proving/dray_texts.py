@@ -10,8 +10,7 @@ import ray
 
 from actors.drafts.roster import roster_of
 from actors.engines.loading import load_codec
-from decoding.choices import LOSSY, TEXT_DEPENDS_ON_DRAFT
-from decoding.drafters import NEED_A_MODEL
+from decoding.choices import LOSSY, NEED_A_MODEL, TEXT_DEPENDS_ON_DRAFT
 from decoding.engine.engine import Engine
 from decoding.engine.load import Parts, load_parts
 from decoding.network.reference import Reference

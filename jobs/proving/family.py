@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from decoding.checkpoint.miniature import miniature
 from decoding.checkpoint.supported import check_config
-from decoding.drafters import DRAFTERS, NEED_A_HEAD
+from decoding.choices import DRAFTERS, NEED_A_HEAD
 from decoding.engine.load import Parts, load_parts
 from decoding.engine.options import EngineOptions
 from decoding.families.family import FAMILIES

@@ -16,7 +16,7 @@ from actors.settings import GeneratorSettings
 from actors.vllm import arguments
 from decoding.checkpoint.generation import end_token_ids_of
 from decoding.checkpoint.supported import max_positions, read_config
-from decoding.drafters import DrafterName
+from decoding.choices import DrafterName
 from decoding.engine.options import settle_max_model_len
 from decoding.engine.token_engine import Limits
 from decoding.sequence import Sequence

@@ -22,7 +22,7 @@ from jobs.driver.plan import Plan, unchecked_plan
 from jobs.driver.stopping import Exit
 from jobs.names import tell
 from jobs.runs.certainty import CONFIDENCE, most_differing
-from jobs.runs.written_again import Again, RecordedRow
+from jobs.runs.written_again import Again, RecordedRow, outcome
 from pipeline.export.published_run import deciding, opened
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
@@ -71,11 +71,12 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     _print_some("differs", differing)
     _print_some("near tie, behind which it was not compared", near_ties)
     if lost:
-        print(f"{len(lost)} rows, over which a process failed, there or here, were not compared: {lost[:5]}")
+        print(f"not compared, since a process failed over them, there or here: {len(lost)} of the rows, {lost[:5]}")
     num_compared, seconds = len(found) - len(lost), time.monotonic() - began
     print(
         f"{num_compared:,} of {num_rows:,} rows (seed {seed}), {again.num_tokens:,} tokens, {seconds:.1f} s with "
-        f"loading: {len(differing)} rows differ" + (f", {len(near_ties)} at near ties" if near_ties else "")
+        f"loading: {len(differing)} {'row differs' if len(differing) == 1 else 'rows differ'}"
+        + (f", {len(near_ties)} at near ties" if near_ties else "")
     )
     share = most_differing(num_rows, len(found), len(differences) + len(lost))
     unknown = " or cannot be compared" if lost or near_ties else ""
@@ -93,7 +94,7 @@ def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options:
     recorded = list(recorded_rows(plan, run, inputs_of(plan, run), wanted))
     found = Again(plan).compared(recorded)
     for row, (name, is_checkable, difference) in zip(recorded, found, strict=True):
-        what = f"row {name}, {len(row.texts)} texts of {sum(map(len, row.texts)):,} tokens, the same"
+        what = f"row {name}, {outcome(None, len(row.texts))} of {sum(map(len, row.texts)):,} tokens, the same"
         if not is_checkable:
             what = f"row {name} was not compared: a process failed over it, there or here"
         print(f"written again: {difference if difference is not None and is_checkable else what}")

@@ -140,8 +140,8 @@ class Again:
         failed = written[0].get("error_stage")
         if failed and is_of_process(written[0]["error_message"]):
             raise ProcessFailure(written[0]["error_message"])
-        was = _outcome(None if row.error is None else row.error["stage"], row.generations.num_rows)
-        now = _outcome(failed, len(written))
+        was = outcome(None if row.error is None else row.error["stage"], row.generations.num_rows)
+        now = outcome(failed, len(written))
         if was != now:
             why = f" ({written[0]['error_message']})" if failed else ""
             return Difference(row.name, "as a whole", was, now + why)
@@ -196,7 +196,8 @@ class Again:
         )
 
 
-def _outcome(failed: str | None, num_samples: int) -> str:
+def outcome(failed: str | None, num_samples: int) -> str:
+    """Return in words what became of a row: the stage at which it failed, or its texts."""
     if failed is not None:
         return f"an error at stage {failed!r}"
     return f"{num_samples} texts" if num_samples != 1 else "a text"

@@ -11,6 +11,7 @@ from rich.text import Text
 from actors.engines import backend_of
 from actors.engines.candidates import Candidates
 from actors.engines.footprint import footprint, made_of_in_words
+from actors.engines.model_check import why_not_fused
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
 from decoding.checkpoint.supported import load_config as load_model_config
@@ -79,6 +80,8 @@ def print_plan(plan: Plan) -> None:
         if said:
             say(f"  {what} of the model's generation_config.json: {said}")
     say(f"  engine:  {backend.describe()}")
+    if backend.plans_memory and (why := why_not_fused(models.target, models.device)):
+        say(f"  layers:  transformers' own code, which is slower: {why}")
     if has_model:
         made_of = made_of_in_words(plan.settings, models.draft or "")
         say(f"  draft:   {named.draft}{made_of}{_draft_in_words(plan)}")

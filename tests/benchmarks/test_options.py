@@ -6,7 +6,7 @@ from benchmarks.decoder.configurations import select
 from benchmarks.decoder.corpus import make_corpus
 from benchmarks.decoder.options import parse
 from benchmarks.decoder.transformers_runner import _sampling
-from decoding.drafters import DRAFTERS, NEED_A_HEAD
+from decoding.choices import DRAFTERS, NEED_A_HEAD
 
 
 @pytest.mark.parametrize(

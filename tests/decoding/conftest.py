@@ -85,3 +85,12 @@ def ended(models) -> SimpleNamespace:
 def fresh(folders) -> dict[str, LanguageModel]:
     """The same models again, with caches of their own."""
     return _load_all(folders)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for a GPU, which all operations of the test run on."""
+    from tests.decoding.stand_in_gpu import StandInGpu
+
+    with StandInGpu().install(monkeypatch) as gpu:
+        yield gpu

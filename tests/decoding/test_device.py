@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.device import give_back_freed_memory, is_device_fault
+from decoding.device import give_back_freed_memory, is_device_fault, is_out_of_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are left alone")
@@ -29,4 +29,25 @@ def _resident() -> int:
 def test_a_device_fault_is_an_error_of_the_device_and_not_a_lack_of_its_memory():
     assert is_device_fault(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
     assert not is_device_fault(torch.AcceleratorError("CUDA error: out of memory"))
-    assert not is_device_fault(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_device_fault(RuntimeError("a kernel of the CPU had an illegal memory access"))
+    assert not is_device_fault(ValueError("CUDA error: an illegal memory access was encountered"))
+
+
+@pytest.mark.parametrize(
+    ("said", "is_fault", "is_memory"),
+    [
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True, False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`", True, False),
+        ("CUDA error: uncorrectable ECC error encountered", True, False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False, True),
+        ("Triton Error [CUDA]: out of memory", False, True),
+        ("CUDA error: operation not permitted when stream is capturing", False, False),
+        ("CUDA error: operation failed due to a previous error during capture", False, False),
+        ("Triton Error [CUDA]: invalid argument", False, False),
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+def test_what_triton_and_the_librarys_products_say_is_a_fault_memory_or_neither(kind, said, is_fault, is_memory):
+    assert is_out_of_memory(kind(said)) == is_memory
+    if kind is RuntimeError or "invalid" not in said:
+        assert is_device_fault(kind(said)) == is_fault

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Pr
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache.kv_cache import KVCache
-from decoding.choices import DType
-from decoding.drafters import DRAFTERS, NEED_A_HEAD, DrafterName, make_drafter
+from decoding.choices import DRAFTERS, NEED_A_HEAD, DrafterName, DType
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.making import make_drafter
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule

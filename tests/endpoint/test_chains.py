@@ -84,7 +84,8 @@ def test_all_tools_get_the_same_texts(corpora):
         pytest.skip("make test-clients makes the environments of the tools")
     stories = [[row["story"].strip() for row in rows] for rows in corpora.values()]
     assert all(each == stories[0] for each in stories)
-    assert corpora.get("distilabel") == corpora.get("curator")
+    if {"distilabel", "curator"} <= corpora.keys():
+        assert corpora["distilabel"] == corpora["curator"]
 
 
 def python(tool: str) -> Path:
@@ -108,7 +109,8 @@ def started(tool: str, url: str, folder: Path) -> "subprocess.Popen[str]":
 def finished(program: "subprocess.Popen[str]") -> Rows:
     """Return the rows that a program found, in the order of their topics."""
     said, _ = program.communicate(timeout=600)
-    assert program.returncode == 0, said[-3000:]
+    assert isinstance(program.args, list)
+    assert program.returncode == 0, said[-1000:] + Path(program.args[-1], "said.txt").read_text()[-3000:]
     (line,) = [line for line in said.splitlines() if line.startswith("found ")]
     rows: Rows = json.loads(line.removeprefix("found "))["rows"]
     return sorted(rows, key=lambda row: row["topic"])

@@ -379,7 +379,7 @@ def test_a_row_over_which_memory_runs_out_here_is_not_said_to_differ(forged, cap
     monkeypatch.setattr(EngineLoop, "finish", write)
     code, printed = audited(forged, capsys)
     assert code == 0, printed
-    assert "16 rows, over which a process failed, there or here, were not compared" in printed
+    assert "not compared, since a process failed over them, there or here: 16 of the rows" in printed
     assert "at most 94.12% of the rows differ or cannot be compared" in printed
     assert show.main([str(forged), "--row=row-2", "--regenerate"]) == 2
     assert "row row-2 was not compared" in capsys.readouterr().out
@@ -432,7 +432,7 @@ def test_a_row_over_which_a_process_died_is_named_and_not_compared(forged, capsy
     pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
     code, printed = audited(forged, capsys)
     assert code == 0, printed
-    assert "1 rows, over which a process failed, there or here, were not compared" in printed
+    assert "not compared, since a process failed over them, there or here: 1 of the rows" in printed
     assert "16 of 17 rows" in printed
 
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from decoding import Engine, EngineOptions
-from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
+from decoding.drafters.making import make_drafter
 from decoding.engine.load import Parts
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.judging import ScoreRequest

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from decoding.cache.features import FeatureTap
-from decoding.drafters import Drafter
-from decoding.drafters.base import NoDrafter
+from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.hybrid import foreseen_tokens, with_forced
 from decoding.engine.rounds.round import Running, Started, Starter
 from decoding.network.target import Target

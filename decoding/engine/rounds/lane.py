@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
-from decoding.drafters import Drafter
-from decoding.drafters.base import NoDrafter
+from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits

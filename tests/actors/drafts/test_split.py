@@ -19,7 +19,7 @@ from actors.drafts.remote_drafter import DraftLinks, RemoteDrafter
 from actors.placement import DraftSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters import make_drafter
+from decoding.drafters.making import make_drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.load import Parts
 from decoding.network.language_model import LanguageModel

@@ -9,7 +9,7 @@ import torch
 
 from actors.stages.target import ShardedModel
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.drafters import make_drafter
+from decoding.drafters.making import make_drafter
 from decoding.heads import attach
 from decoding.heads.format.folder import Head, save_head
 from decoding.heads.mtp.head import MtpHead

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from decoding import SamplingParams
-from decoding.drafters import NEED_A_HEAD, make_drafter
+from decoding.choices import NEED_A_HEAD
 from decoding.drafters.lookups.ngram import NGramDrafter
+from decoding.drafters.making import make_drafter
 from decoding.sampling.distribution import probabilities, process_logits
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups.suffix import SuffixDrafter
+from decoding.drafters.making import make_drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable

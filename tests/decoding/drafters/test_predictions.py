@@ -98,7 +98,7 @@ def test_predictions_that_fail_are_soon_offered_with_little_hope():
             drafter.propose(rows)
             sequence.output_token_ids.append(3 + row + token)
             drafter.observe(rows, [8], [0])
-    assert chance[0] > [0.95]
+    assert chance[0] >= [0.9]
     assert chance[-1] < [0.3]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding import Engine, SamplingParams, Sequence
-from decoding.drafters import make_drafter
+from decoding.drafters.making import make_drafter
 from decoding.network.language_model import LanguageModel
 from decoding.scope import Scope
 from tests.decoding import tiny

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
-from decoding.drafters import DRAFTERS, NEED_A_MODEL
+from decoding.choices import DRAFTERS, NEED_A_MODEL
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.model import ModelDrafter
 from tests.decoding import tiny

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from decoding import Sequence
-from decoding.drafters import NEED_A_HEAD
+from decoding.choices import NEED_A_HEAD
 from tests.decoding import tiny
 from tests.decoding.tiny import (
     EVERY_DRAFTER,

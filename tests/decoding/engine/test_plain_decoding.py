@@ -3,7 +3,7 @@
 import pytest
 
 from decoding import SamplingParams
-from decoding.drafters import DRAFTERS
+from decoding.choices import DRAFTERS
 from tests.decoding.tiny import engine_over, numbered, random_prompts
 
 PROMPTS = random_prompts([5, 1, 9], seed=2)

@@ -7,7 +7,7 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.cache import slot_attention as attention
-from decoding.drafters import NEED_A_MODEL
+from decoding.choices import NEED_A_MODEL
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.linear import kernel_function
 from decoding.network import probe

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.drafters import NEED_A_MODEL
+from decoding.choices import NEED_A_MODEL
 from decoding.families.rotary import RotaryTables
 from decoding.fused import attention as fused_attention
 from decoding.fused.decoder import FusedDecoder

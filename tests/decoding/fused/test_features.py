@@ -10,8 +10,7 @@ from decoding.fused.layers import KernelLayers
 from decoding.network.language_model import LanguageModel
 from tests.decoding.families import EVERY_FUSED
 from tests.decoding.fused.test_decoder import fused_model, network
-from tests.decoding.fused.test_graphs import Refuses, num_recorded, with_graphs
-from tests.decoding.recorded_run import RecordedRun
+from tests.decoding.fused.test_graphs import num_recorded, with_graphs
 from tests.decoding.tapped import EVERY_BT, TOKENS_BT, Kept, assert_equal, check_tap, expected, written
 from tests.decoding.tiny import random_prompts
 
@@ -44,7 +43,7 @@ def test_a_prefill_leaves_the_last_layer_out_unless_what_leaves_it_is_read(atten
 
 
 @pytest.fixture
-def _torch_attention(monkeypatch):
+def _torch_attention(monkeypatch, gpu):
     monkeypatch.setenv("DRAY_KERNELS", "off")
 
 
@@ -71,11 +70,12 @@ def test_replayed_forwards_hand_out_their_own_features_without_padding():
 
 
 @pytest.mark.usefixtures("_torch_attention")
-@pytest.mark.parametrize("recording", [RecordedRun, Refuses])
-def test_recorded_forwards_compute_the_same_with_and_without_a_tap(recording):
+@pytest.mark.parametrize("refuses", [False, True])
+def test_recorded_forwards_compute_the_same_with_and_without_a_tap(gpu, refuses):
     plain = network("llama")
     model = fused_model(copy.deepcopy(plain))
-    with_graphs(model, recording)
+    gpu.refuses = refuses
+    with_graphs(model)
     written(model)
     for _ in range(2):
         check_tap(model, plain, (1, 3), tolerance=2e-5)

@@ -1,31 +1,25 @@
 """Forwards that are recorded once for each shape and replayed: the same logits, the same text, nothing else touched.
 
-On CPU a recording runs the forward again over the same tensors: what is tested is everything but CUDA itself.
+They run over a stand-in for a GPU (`tests/decoding/stand_in_gpu.py`): what is tested is everything but CUDA itself.
 """
 
-import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.fused.graphs import ForwardGraphs
-from decoding.fused.recordings import Recorder, Recordings, rounded
+from decoding.fused.recordings import CudaRecorder, Recorder, Recordings, rounded
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.pace.schedule import FixedSchedule
-from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tiny import build, llama_config, random_prompts, save
 
 
-class Refuses(RecordedRun):
-    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-
 @pytest.fixture(autouse=True)
-def _torch_attention(monkeypatch):
+def _torch_attention(monkeypatch, gpu):
     monkeypatch.setenv("DRAY_KERNELS", "off")
 
 
@@ -48,8 +42,8 @@ class EverOther(FixedSchedule):
         return tuple(min(limit, (self._round + row) % (self.ceiling + 1)) for row, limit in enumerate(most))
 
 
-def with_graphs(model: LanguageModel, recording: Recorder = RecordedRun) -> ForwardGraphs:
-    model.graphs = ForwardGraphs(model._run_fused, recording)
+def with_graphs(model: LanguageModel, record: Recorder | None = None) -> ForwardGraphs:
+    model.graphs = ForwardGraphs(model._run_fused, record or CudaRecorder())
     return model.graphs
 
 
@@ -64,7 +58,7 @@ def small_model() -> LanguageModel:
 
 
 OPTIONS = [
-    {"num_slots": 5, "draft_length": "fixed", "num_speculative_tokens": 3},
+    {"num_slots": 5, "num_speculative_tokens": 3},
     {"num_slots": 3},
     {"num_slots": 7, "drafter": "ngram"},
     {"num_slots": 4, "drafter": "hybrid", "verification": "rejection"},
@@ -72,28 +66,31 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_replayed_forwards_write_the_same_text(options, pair):
+def test_replayed_forwards_write_the_same_text(options, pair, gpu):
     params = SamplingParams(max_tokens=30, temperature=0.8, ignore_eos=True)  # forwards know no temperature
     prompts = random_prompts((5, 1, 17, 9, 3, 40, 2, 2, 11))
 
-    def generate(recording: type[RecordedRun] | None) -> tuple[list[list[int]], int]:
-        engine = Engine.load(*pair, EngineOptions(**options), device="cpu")
+    def generate(*, is_recorded: bool) -> tuple[list[list[int]], int]:
+        engine = Engine.load(*pair, EngineOptions(draft_length="fixed", **options), device="cpu")
         engine.lanes[0].schedule = EverOther(engine.options.num_speculative_tokens)
         models = [engine.target, getattr(engine.lanes[0].drafter, "model", None)]
-        graphs = [with_graphs(m, recording) for m in models if recording and isinstance(m, LanguageModel)]
+        graphs = [with_graphs(m) for m in models if is_recorded and isinstance(m, LanguageModel)]
         texts = [s.output_token_ids for s in engine.generate(prompts, params)]
         return texts, min((num_recorded(g) for g in graphs), default=0)
 
-    expected, _ = generate(None)
-    replayed, num_replayed = generate(RecordedRun)
+    with _disable_current_modes():  # the stand-in need not see what is not recorded
+        expected, _ = generate(is_recorded=False)
+    replayed, num_replayed = generate(is_recorded=True)
     assert replayed == expected
     assert 0 < num_replayed < 60
-    refused, none_recorded = generate(Refuses)
+    gpu.refuses = True
+    with _disable_current_modes():
+        refused, none_recorded = generate(is_recorded=True)
     assert refused == expected
     assert none_recorded == 0
 
 
-def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not():
+def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not(gpu):
     model = small_model()
     graphs = with_graphs(model)
     model.allocate(4, 60)
@@ -103,8 +100,7 @@ def test_forwards_of_few_shapes_are_replayed_and_prefills_are_not():
     for length in range(40, 50):
         model.forward([length], torch.tensor([[1]]), torch.zeros(1, 1, dtype=torch.int64), slots=[3])
     assert num_recorded(graphs) == 1
-    (shape,) = graphs.recordings._shapes.values()
-    assert shape.recording.num_replays == 9  # the first one is run as it is
+    assert gpu.num_replays == 9  # the first one is run as it is
 
 
 @pytest.mark.parametrize("num_rows", [9, 13])
@@ -115,9 +111,9 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
     every_BT = torch.arange(3).expand(num_rows, -1)
     lengths = [1 + row % 3 for row in range(num_rows)] if is_packed else None
 
-    def logits_of(recording: type[RecordedRun] | None) -> list[torch.Tensor]:
+    def logits_of(*, is_recorded: bool) -> list[torch.Tensor]:
         model = small_model()
-        graphs = with_graphs(model, recording) if recording else None
+        graphs = with_graphs(model) if is_recorded else None
         model.allocate(14, 60)
         model.prefill(range(num_rows), random_prompts((20,) * num_rows))
         with torch.inference_mode():
@@ -128,34 +124,15 @@ def test_rows_of_padding_change_nothing_even_if_their_slots_hold_nan(num_rows, i
         assert graphs is None or num_recorded(graphs) == 1
         return found
 
-    for found, expected in zip(logits_of(RecordedRun), logits_of(None), strict=True):
+    for found, expected in zip(logits_of(is_recorded=True), logits_of(is_recorded=False), strict=True):
         assert expected.isfinite().all()
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def recorder_of_a_stream() -> Recorder:
-    """Return what records: with the first recording that ends, the others lose a workspace that they write to."""
-    living, ended = weakref.WeakSet[RecordedRun](), list[str]()
-
-    class OfOneStream(RecordedRun):
-        def replay(self) -> None:
-            assert not ended, "a recording of its stream has ended before it"
-            super().replay()
-
-    def record(run: Callable[[], torch.Tensor]) -> RecordedRun:
-        if not living:
-            ended.clear()
-        living.add(recording := OfOneStream(run))
-        weakref.finalize(recording, ended.append, "ended")
-        return recording
-
-    return record
 
 
 def test_where_too_many_shapes_are_recorded_none_is_forgotten_alone(monkeypatch):
     monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 3)
     model = small_model()
-    graphs = with_graphs(model, recorder_of_a_stream())
+    graphs = with_graphs(model)
     model.allocate(6, 60)
     model.prefill(range(6), random_prompts((20,) * 6))
     for num_rows in (1, 1, 2, 2, 3, 3, 2, 4, 2, 2, 3, 3, 1, 1):
@@ -166,7 +143,7 @@ def test_where_too_many_shapes_are_recorded_none_is_forgotten_alone(monkeypatch)
 
 def test_work_and_what_reads_its_output_are_recorded_anew_in_the_same_round(monkeypatch):
     monkeypatch.setattr("decoding.fused.recordings._MOST_RECORDED", 3)
-    recordings = Recordings[None](recorder_of_a_stream(), "work")
+    recordings = Recordings[None](CudaRecorder(), "work")
 
     def run(key: tuple[int, ...], work: Callable[[], torch.Tensor]) -> torch.Tensor:
         recordings.inputs(key, lambda: None)
@@ -194,16 +171,13 @@ def test_a_new_cache_forgets_what_was_recorded():
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_probe_measures_what_is_replayed(is_right, monkeypatch):
-    class Shifted(RecordedRun):
-        def replay(self) -> None:
-            super().replay()
-            self.output += 0.0 if is_right else 0.1
-
+    record, shift = CudaRecorder(), 0.0 if is_right else 0.1
+    torch.zeros(1).add_(shift)  # what is recorded has run before
     speed_up = LanguageModel.speed_up
 
     def speed_up_with_graphs(self: LanguageModel) -> None:
         speed_up(self)
-        with_graphs(self, Shifted)
+        with_graphs(self, lambda run: record(lambda: run().add_(shift)))
 
     monkeypatch.setattr(LanguageModel, "speed_up", speed_up_with_graphs)
     model = LanguageModel(build(llama_config(hidden_size=64), seed=1), frozenset())

@@ -10,8 +10,8 @@ import torch
 from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 
 from decoding.checkpoint.layer_subset import layers_class
-from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
+from decoding.drafters.making import make_drafter
 from decoding.heads.assistant_folder import Assistant
 from decoding.heads.assistant_head import AssistantHead, AssistantNetwork
 from decoding.heads.eagle3_head import Eagle3Head

@@ -8,9 +8,9 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint.loading import footprint_of
-from decoding.drafters import make_drafter
 from decoding.drafters.assistant import AssistantDrafter
 from decoding.drafters.base import NoDrafter
+from decoding.drafters.making import make_drafter
 from decoding.heads import attach
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.assistant_head import AssistantHead, Sight

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decoding import SamplingParams, Sequence
-from decoding.drafters import DRAFTERS
+from decoding.choices import DRAFTERS
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from tests.decoding.families import EVERY_FAMILY, family_network

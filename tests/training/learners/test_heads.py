@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import Gemma4AssistantForCausalLM
 
 from decoding import SamplingParams
-from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
+from decoding.drafters.making import make_drafter
 from decoding.heads import attach
 from decoding.heads.mtp.files import own_head
 from decoding.network.language_model import LanguageModel

@@ -11,7 +11,6 @@ from decoding.engine.rounds.lane import can_overlap
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rules import COUPLED
 from tests.decoding.fused.test_graphs import num_recorded, with_graphs
-from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tapped import EVERY_BT, TOKENS_BT, Kept, assert_equal, check_tap, expected
 from tests.decoding.tiny import build, llama_config, random_prompts
 
@@ -37,9 +36,10 @@ def test_a_tap_changes_no_bit_and_gets_the_stream(plain):
     check_tap(model, plain, IDS, tolerance=2e-5)
 
 
+@pytest.mark.usefixtures("gpu")
 def test_replayed_forwards_hand_out_the_same_as_plain_ones(plain):
     model, kept = on_kernels(plain), Kept((1, 2))
-    graphs = with_graphs(model, RecordedRun)
+    graphs = with_graphs(model)
     model.hand_out(kept.tap)
     (text,) = random_prompts((9,))
     model.allocate(3, 20)

@@ -8,8 +8,8 @@ import torch
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.engine import load
+from decoding.fused.recordings import CudaRecorder
 from decoding.network import probe
-from tests.decoding.recorded_run import RecordedRun
 from tests.decoding.tiny import build, llama_config, noised, save
 
 PROMPTS = [[1, 2, 3, 4] * 6, [7], [5, 6, 5, 6], [9, 1, 2]]
@@ -32,14 +32,6 @@ def _unmeasured(monkeypatch):
 def numbered(prompts: list[list[int]]) -> list[Sequence]:
     """The rows that `Engine.generate` makes of these prompts."""
     return [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(prompts)]
-
-
-class Counted(RecordedRun):
-    num_made = 0
-
-    def __init__(self, run) -> None:
-        super().__init__(run)
-        Counted.num_made += 1
 
 
 def texts(pair, params: SamplingParams = PARAMS, **options: object) -> list[list[int]]:
@@ -73,20 +65,20 @@ def test_text_does_not_depend_on_draft_slots_or_window(pair, plain, options):
     assert texts(pair, **options) == plain
 
 
-def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorded_first(pair, plain, monkeypatch):
+def test_recorded_rounds_write_the_same_text_and_those_of_full_slots_are_recorded_first(pair, plain, monkeypatch, gpu):
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(*pair, settings, device="cpu", dtype="bfloat16")
-    monkeypatch.setattr(engine.lanes[0].ahead, "record", Counted)
-    monkeypatch.setattr(Counted, "num_made", 0)
+    monkeypatch.setattr(engine.lanes[0].ahead, "record", CudaRecorder())
     rows = numbered(PROMPTS)
     engine.submit(rows)
     engine.step()
-    num_prepared = Counted.num_made
+    num_prepared = gpu.num_captured
     assert num_prepared == 2 * 2 + 1  # drafts of 1 and 2 tokens, and verdicts on 0 to 2
     while engine.has_work:
         engine.step()
     assert [row.output_token_ids for row in rows] == plain
-    assert Counted.num_made <= num_prepared + 12
+    assert gpu.num_captured <= num_prepared + 12
+    assert not gpu.num_refused
 
 
 @pytest.mark.slow

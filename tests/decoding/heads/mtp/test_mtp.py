@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding import SamplingParams
-from decoding.drafters import make_drafter
 from decoding.drafters.base import NoDrafter
+from decoding.drafters.making import make_drafter
 from decoding.heads import attach
 from decoding.heads.mtp.network import MtpModule
 from decoding.network.language_model import LanguageModel

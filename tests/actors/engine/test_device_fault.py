@@ -1,0 +1,93 @@
+"""A device that fails costs its process: callers hear of it, whatever is called next, and processes end themselves."""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import RayTaskError
+
+from actors.drafts.actor import DraftActor
+from actors.engine import watchdog
+from actors.engine.loop import EngineLoop
+from actors.errors import DeviceFault
+from actors.stages.actor import RankFailedError, StageActor
+from actors.stages.group import is_loss
+from actors.workers.replica import _not_done
+from decoding import Engine, EngineOptions, SamplingParams
+from tests.actors.engine.engines import Pair, sequences
+
+FAULT = "CUDA error: an illegal memory access was encountered"
+
+
+def fault(*_: object) -> None:
+    raise torch.AcceleratorError(FAULT)
+
+
+def no_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class EndedError(BaseException):
+    """In place of the end of this process."""
+
+
+def exit_code(patch: pytest.MonkeyPatch, do: Callable[[], object]) -> int:
+    """Return the exit code with which `do` ends its process."""
+
+    def end(code: int) -> None:
+        raise EndedError(code)
+
+    patch.setattr(watchdog.os, "_exit", end)
+    patch.setattr(watchdog.faulthandler, "dump_traceback", lambda **_: None)
+    with pytest.raises(EndedError) as ended:
+        do()
+    return int(ended.value.args[0])
+
+
+@pytest.mark.parametrize("also", ["clear", "resize"])
+def test_callers_get_a_device_fault_even_if_the_engine_cannot_be_cleared_or_made_smaller(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch, also: str
+) -> None:
+    loop = EngineLoop(Engine.load(*text_pair, EngineOptions(num_slots=4, draft_length="fixed")))
+    monkeypatch.setattr(Engine, "step", fault if also == "clear" else no_memory)
+    monkeypatch.setattr(Engine, also, fault)
+    with pytest.raises(DeviceFault, match="illegal memory access"):
+        asyncio.run(asyncio.wait_for(loop.finish(sequences(3, SamplingParams(max_tokens=3))), timeout=60))
+
+
+def test_a_draft_actor_whose_device_failed_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mirror:
+        draft = fault
+
+    actor: Any = object.__new__(DraftActor)
+    actor._drafting, actor._mirrors = threading.RLock(), OrderedDict(lane=Mirror())
+    assert exit_code(monkeypatch, lambda: actor.draft("lane", None, None)) == watchdog.EXIT_CODE
+
+
+def test_a_replica_whose_device_failed_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exit_code(monkeypatch, lambda: _not_done(DeviceFault(FAULT), "request")) == watchdog.EXIT_CODE
+
+
+def test_a_stage_whose_device_failed_is_lost_and_one_without_memory_is_not() -> None:
+    def raised(error: Exception) -> RayTaskError:
+        return RayTaskError("run", "its traceback", error)
+
+    assert is_loss(raised(torch.AcceleratorError(FAULT)))
+    assert not is_loss(raised(torch.OutOfMemoryError("CUDA out of memory")))
+    assert not is_loss(raised(ValueError(FAULT)))
+
+
+def test_a_stage_whose_device_failed_no_longer_answers_and_one_without_memory_does() -> None:
+    """`StageGroup` replaces the stages that do not tell their process's id."""
+    stage = StageActor("model", 0, 2, "cpu", "float32")
+    with pytest.raises(torch.OutOfMemoryError), stage._together():
+        no_memory()
+    assert stage.pid()
+    with pytest.raises(torch.AcceleratorError), stage._together():
+        fault()
+    with pytest.raises(RankFailedError, match="must be replaced"):
+        stage.pid()
