@@ -35,12 +35,12 @@ class HugePages:
         return place.view(source.dtype).view(source.shape).copy_(source)
 
 
-def advise(tensor: torch.Tensor, advice: int) -> None:
-    """Give advice (as in `mmap`) on the pages that hold nothing but this tensor."""
+def advise(tensor: torch.Tensor, advice: str) -> None:
+    """Give advice, by its name in `mmap`, on the pages that hold nothing but this tensor; not on systems without it."""
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if num_bytes > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(num_bytes), advice)
+    if num_bytes > 0 and hasattr(mmap, advice):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(num_bytes), getattr(mmap, advice))
 
 
 def has_huge_pages(mapped: torch.Tensor) -> bool:

@@ -89,7 +89,8 @@ class KernelLinear(torch.nn.Module):
         index_N = index_N.to(torch.int64).contiguous()
         lines_NI = torch.empty(len(index_N), self.in_features, dtype=self.dtype)
         of_index = index_N.data_ptr(), len(index_N), lines_NI.element_size()
-        assert read(ctypes.addressof(self._linear), *of_index, lines_NI.data_ptr()), "no such line"
+        are_there = read(ctypes.addressof(self._linear), *of_index, lines_NI.data_ptr())
+        assert are_there, "no such line"
         return lines_NI
 
     def replace(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:

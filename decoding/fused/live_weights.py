@@ -17,7 +17,7 @@ import torch
 from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.linear import KernelLinear, PackedEmbedding
-from decoding.fused.packed_linear import LinearSlice, PackedLinear, packed_layers
+from decoding.fused.packed_linear import LinearSlice, PackedLinear, packed_among
 
 _EXACT = (torch.float8_e4m3fn,)  # types of weights that another type cannot be rounded to: their scales belong to them
 
@@ -83,8 +83,9 @@ class LiveWeights:
 
     @torch.inference_mode()
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write weights that `check` has returned in the place of those in use; what is lent is copied before."""
-        lent = [layer for layer in packed_layers(self._network) if layer.is_lent]
+        """Write weights that `check` has returned in the place of those in use; what a file lends is copied before."""
+        own = [module for name, module in _modules(self._network) if f"{name}weight" not in self._lent]
+        lent = [layer for layer in packed_among(own) if layer.is_lent]
         memory = HugePages(sum(layer.state()["packed"].nbytes for layer in lent) * 33 // 32)
         for layer in lent:
             layer.move(memory.copy(layer.state()["packed"]), is_lent=False)

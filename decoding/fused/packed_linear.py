@@ -171,16 +171,17 @@ def _num_kernel_bytes(module: Any) -> int:
 
 def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:
     """Return the layers of a network that our CPU kernels read, each once and always in the same order."""
-    return _packed_among(list(network.modules()))
+    return packed_among(list(network.modules()))
 
 
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:
     """Return the layers of a network that multiply codes."""
     that_multiply = [module for module in network.modules() if not isinstance(module, PackedEmbedding)]
-    return [layer for layer in _packed_among(that_multiply) if isinstance(layer, CodedLinear)]
+    return [layer for layer in packed_among(that_multiply) if isinstance(layer, CodedLinear)]
 
 
-def _packed_among(modules: list[torch.nn.Module]) -> list[KernelLinear]:
+def packed_among(modules: list[torch.nn.Module]) -> list[KernelLinear]:
+    """Return the layers of these modules that our CPU kernels read, each once."""
     shown = {LinearSlice: "fused", PackedEmbedding: "layer"}
     layers = [getattr(module, shown[type(module)]) if type(module) in shown else module for module in modules]
     return [layer for layer in dict.fromkeys(layers) if isinstance(layer, KernelLinear)]

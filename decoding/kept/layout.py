@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from decoding.cpu.huge_pages import advise
 from decoding.fused.coded_linear import CodedLinear
 from decoding.fused.linear import KernelLinear, PackedEmbedding
 from decoding.fused.packed_linear import LinearSlice, packed_layers
@@ -36,6 +37,16 @@ def put_into(network: torch.nn.Module, content: Content, *, is_lent: bool) -> No
     for name, shown, number, *more in content["places"]:
         parent, _, own = name.rpartition(".")
         setattr(network.get_submodule(parent), own, _SHOWN[shown](layers[number], *more))
+
+
+def has_all_of(content: Content, network: torch.nn.Module) -> bool:
+    """Tell whether a file has the weights of a network, bit for bit."""
+    for layer, state in zip(packed_layers(network), content["layers"], strict=True):
+        own, kept = (each.flatten().view(torch.int64) for each in (layer.state()["packed"], state["packed"]))
+        if not torch.equal(own, kept):  # whole words are compared seven times as fast as bytes
+            return False
+        advise(kept, "MADV_DONTNEED")
+    return all(torch.equal(tensor, content["tensors"][name]) for name, tensor in network.state_dict().items())
 
 
 def lend(network: torch.nn.Module, content: Content) -> None:

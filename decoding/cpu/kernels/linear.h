@@ -242,8 +242,10 @@ inline bool read_lines(const Linear& linear, const int64_t* lines, int64_t num, 
       if (is_coded && block != decoded_block) weight.decoded(decoded_block = block, decoded.data());
       const float* from =
           is_coded ? decoded.data() : static_cast<const float*>(linear.weight) + block * columns * stored;
-      for (int64_t i = 0; i < words; ++i)
-        for (int64_t m = 0; m < here; ++m) into[(n + m) * words + i] = from[i * columns + lines[n] % columns + m];
+      for (int64_t first = 0; first < words; first += kLanes)  // a cache line of each output
+        for (int64_t m = 0; m < here; ++m)
+          for (int64_t i = first; i < words && i < first + kLanes; ++i)
+            into[(n + m) * words + i] = from[i * columns + lines[n] % columns + m];
     }
   }
   return true;

@@ -1,8 +1,6 @@
 """A model that is kept as it is laid out computes what it computed before, and no other file is taken for it."""
 
-import hashlib
 import logging
-import os
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +12,6 @@ from transformers import Gemma3TextConfig, Phi3Config
 
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
-from decoding.checkpoint.model_files import file_digest
-from decoding.fused import kernels
 from decoding.fused.packed_linear import packed_layers
 from decoding.kept import file, models
 from decoding.kept.models import load_checked
@@ -25,7 +21,6 @@ from tests.damage import damage
 from tests.decoding.codes.packed_folders import KINDS, NOT_IN_CODES, save_packed
 from tests.decoding.codes.test_coded_models import SIZES, logits, save_coded
 from tests.decoding.tiny import build, llama_config, random_prompts, save
-from tests.small_disk import small_disk
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 TIED = llama_config(**WIDE, tie_word_embeddings=True)
@@ -35,16 +30,6 @@ CONFIGS = {
     "gate and up in one matrix": Phi3Config(vocab_size=48, **SIZES),
     "a scaled embedding": Gemma3TextConfig(vocab_size=48, **SIZES | {"num_hidden_layers": 7, "head_dim": 16}),
 }
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of kept files, in which small models are kept, too."""
-    if not kernels.linear_kind(torch.float32):
-        pytest.skip("no compiler here, or no AVX2")
-    monkeypatch.setenv("DRAY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(models, "_LEAST", 0)
-    return tmp_path / "cache" / "weights"
 
 
 def files(folder: Path) -> list[Path]:
@@ -185,45 +170,11 @@ def test_weights_that_take_the_place_of_others_are_read(folder, tmp_path):
     assert torch.equal(logits(model), logits(load_checked(other, "cpu")))
 
 
-def test_another_kernel_type_of_numbers_or_version_does_not_take_it(folder, tmp_path, monkeypatch):
-    path = saved(tmp_path / "model")
-    load_checked(path, "cpu")
-    assert not load_checked(path, "cpu", "bfloat16").is_kept
-    with monkeypatch.context() as patch:
-        patch.setenv("DRAY_KERNELS_TILES", "emulated")
-        tiled = load_checked(path, "cpu", "bfloat16")
-        plain = LanguageModel.load(path, "cpu", "bfloat16")
-        plain.speed_up()
-        assert not tiled.is_kept, "nor one for tiles that of vectors"
-        assert torch.equal(logits(tiled, 9), logits(plain, 9))
-        assert load_checked(path, "cpu", "bfloat16").is_kept
-    for module, name in ((models, "linear_kind"), (models, "_own_digest")):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, lambda *_: "another")
-            assert not load_checked(path, "cpu").is_kept
-    assert len(files(folder)) == 5
-
-
 def test_it_can_be_switched_off(folder, tmp_path, monkeypatch):
     path = saved(tmp_path / "model")
     monkeypatch.setenv("DRAY_KEEP_WEIGHTS", "off")
     assert not load_checked(path, "cpu").is_kept
     assert not folder.exists()
-
-
-@pytest.mark.parametrize("why", ["full", "no folder"])
-def test_a_disk_that_takes_nothing_costs_a_warning(folder, tmp_path, caplog, why):
-    path = saved(tmp_path / "model")
-    folder.parent.mkdir()
-    if why == "no folder":
-        folder.write_text("a file stands where the folder would")
-        with caplog.at_level(logging.WARNING):
-            assert not load_checked(path, "cpu").is_kept
-    else:
-        with small_disk(folder, "64k") as disk, caplog.at_level(logging.WARNING):
-            assert not load_checked(path, "cpu").is_kept
-            assert [each.name for each in disk.iterdir()] == ["lock"]
-    assert "are not kept for the next start" in caplog.text
 
 
 def test_weights_that_are_replaced_in_one_engine_stay_as_they_are_in_others_and_on_the_disk(folder, tmp_path):
@@ -262,31 +213,3 @@ def test_engines_that_start_at_once_write_one_file(folder, tmp_path):
     assert len(list(folder.iterdir())) == 2, "and the lock"
     assert all(layer.is_lent for model in started for layer in packed_layers(model.network))
     assert torch.equal(logits(started[0]), logits(started[2]))
-
-
-def test_files_that_no_engine_has_used_for_a_month_are_deleted_when_another_one_is_written(folder, tmp_path):
-    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
-    load_checked(path, "cpu")
-    (old,) = files(folder)
-    os.utime(old, (0, 0))
-    left = folder / ".unfinished-1"
-    left.mkdir()
-    for each in (left, old):
-        os.utime(each, (0, 0))
-    load_checked(other, "cpu")
-    assert not old.exists()
-    assert not left.exists()
-    assert len(files(folder)) == 1
-
-
-def test_a_file_is_read_again_only_when_it_has_changed(tmp_path, monkeypatch):
-    weights = tmp_path / "weights"
-    weights.write_bytes(b"one")
-    first = file_digest(weights)
-    with monkeypatch.context() as patch:
-        patch.setattr(model_files.hashlib, "file_digest", None)
-        assert file_digest(weights) == first
-    stat = weights.stat()
-    weights.write_bytes(b"two")
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a copy that keeps times would leave it
-    assert file_digest(weights) == hashlib.sha256(b"two").hexdigest()
