@@ -168,6 +168,19 @@ def test_an_error_that_is_not_of_the_file_leaves_it(folder, tmp_path, monkeypatc
     assert len(files(folder)) == 1
 
 
+def test_files_that_change_while_a_model_loads_are_not_kept_as_what_they_were(folder, tmp_path, monkeypatch):
+    path, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2))
+    check_model = models.check_model
+
+    def check_and_change(model: LanguageModel, name: str) -> None:
+        check_model(model, name)
+        shutil.copyfile(Path(other) / "model.safetensors", Path(path) / "model.safetensors")
+
+    monkeypatch.setattr(models, "check_model", check_and_change)
+    load_checked(path, "cpu")
+    assert not files(folder)
+
+
 def test_a_file_that_no_engine_has_used_for_a_month_is_deleted_when_another_one_is_written(folder, tmp_path):
     used, unused, other = (saved(tmp_path / str(seed), seed) for seed in (1, 2, 3))
     load_checked(used, "cpu")
