@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -26,7 +26,7 @@ from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_co
 from decoding.choices import Device
 from decoding.choices import DType as DType
 from decoding.codes.left_weight import leave_weight
-from decoding.codes.packed_tensors import PackedTensor, read_tensors
+from decoding.codes.packed_tensors import PackedTensor
 from decoding.codes.weight import Codes
 from decoding.device import pick_device
 from decoding.fp8 import exact
@@ -144,12 +144,17 @@ def _stored(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]
     """Return the weights of a folder, of which some may be packed, by the names that they have when they are not."""
     parts = {name for tensor in packed.values() for name, _ in tensor.files}
     plain = {name: file for file in weight_files(Path(path)) for name in tensors_in(file) if name not in parts}
-    found = {name: _Weight(partial(_read, name, str(file))) for name, file in plain.items()}
+    opened = cache(partial(safe_open, framework="pt", backend="pread"))  # to read a head takes milliseconds
+
+    def read(name: str, file: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = opened(file).get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"cannot read from {file!r}: {error}") from error
+        return tensor
+
+    found = {name: _Weight(partial(read, name, str(file))) for name, file in plain.items()}
     return found | {name: _Weight(tensor.dequantized) for name, tensor in packed.items()}
-
-
-def _read(name: str, file: str) -> torch.Tensor:
-    return read_tensors([name], file)[name]
 
 
 def _refuse_odd_modules(network: "PreTrainedModel", path: str, packed: Mapping[str, PackedTensor]) -> None:

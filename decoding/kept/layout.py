@@ -43,7 +43,8 @@ def has_all_of(content: Content, network: torch.nn.Module) -> bool:
     """Tell whether a file has the weights of a network, bit for bit."""
     for layer, state in zip(packed_layers(network), content["layers"], strict=True):
         own, kept = (each.flatten().view(torch.int64) for each in (layer.state()["packed"], state["packed"]))
-        if not torch.equal(own, kept):  # whole words are compared seven times as fast as bytes
+        same_bias = layer.bias is None or torch.equal(layer.bias, state["bias"])
+        if not same_bias or not torch.equal(own, kept):  # words are compared seven times as fast as bytes
             return False
         advise(kept, "MADV_DONTNEED")
     return all(torch.equal(tensor, content["tensors"][name]) for name, tensor in network.state_dict().items())
