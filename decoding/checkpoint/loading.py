@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,8 @@ def _stored(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]
     """Return the weights of a folder, of which some may be packed, by the names that they have when they are not."""
     parts = {name for tensor in packed.values() for name, _ in tensor.files}
     plain = {name: file for file in weight_files(Path(path)) for name in tensors_in(file) if name not in parts}
-    opened = cache(partial(safe_open, framework="pt", backend="pread"))  # to read a head takes milliseconds
+    # To read the head of a file takes milliseconds. The class of the network keeps this, so few stay open.
+    opened: Any = lru_cache(maxsize=4)(partial(safe_open, framework="pt", backend="pread"))
 
     def read(name: str, file: str) -> torch.Tensor:
         try:
