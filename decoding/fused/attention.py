@@ -8,9 +8,9 @@ Shapes: B rows, T tokens of each, N tokens in all, Q query heads, H KV heads, G 
 positions, X any number of features.
 """
 
-import ctypes
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,11 @@ class Heads:
         num_kv_heads = config.num_key_value_heads
         return cls(num_kv_heads, config.num_attention_heads // num_kv_heads, layer.self_attn.head_dim)
 
+    @cached_property
+    def root(self) -> float:
+        """What the scores are multiplied by, as float32 has it."""
+        return float(np.float32(1) / np.sqrt(np.float32(self.head_size))) if self.scale is None else self.scale
+
     @property
     def num_query_heads(self) -> int:
         return self.num_kv_heads * self.group
@@ -77,27 +82,25 @@ class KernelAttention:
         positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        tables: Seq[Tables],
+        tables: kernels.Tables,
     ) -> None:
         """Describe the positions and slots of one forward; the rotary tables have a line for each position."""
-        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables[0])
+        self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables.pairs[0])
         tensors = (plan.row_first, plan.slots_N, plan.written_N, plan.positions_N, turns_N)
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
-        self._tables = [each.contiguous() for pair in tables for each in pair]
-        addresses = (ctypes.c_void_p * len(self._tables))(*(each.data_ptr() for each in self._tables))
-        root = np.float32(1) / np.sqrt(np.float32(heads.head_size))
+        self._tables = tables
         self.described = kernels.Forward(
-            len(plan.positions_BT),
-            len(positions_N),
+            plan.positions_BT.shape[0],
+            positions_N.shape[0],
             heads.num_kv_heads,
             heads.group,
             heads.head_size,
             cache.num_allocated,
             plan.num_visible,
             *(tensor.data_ptr() for tensor in self._tensors),
-            ctypes.cast(addresses, ctypes.c_void_p),  # which keeps them alive
+            tables.address,
             heads.half or heads.head_size // 2,
-            root if heads.scale is None else heads.scale,
+            heads.root,
             heads.softcap,
         )
 
@@ -283,11 +286,11 @@ def attention_here(
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, positions_N, cache, plan, (tables_PD, *other_tables))
+        return KernelAttention(functions, heads, positions_N, cache, plan, kernels.Tables((tables_PD, *other_tables)))
     turns_N = _turns(positions_N, tables_PD)
     return TorchAttention(heads, plan, turns_N, tables_PD, window, other_tables=other_tables)
 
 
 def _turns(positions_N: torch.Tensor, tables_PD: Tables) -> torch.Tensor:
     """Return the tokens' lines in the rotary tables."""
-    return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end
+    return positions_N.clamp(max=tables_PD[0].shape[0] - 1)  # padding may be beyond the end

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from decoding.cache.features import Features
@@ -27,6 +28,7 @@ from decoding.checkpoint.layer_subset import LayerRange
 from decoding.families.description import described
 from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
+from decoding.fused.kernels import Tables
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
@@ -54,6 +56,8 @@ class FusedDecoder:
         a_norm = getattr(own[0], next(filter(None, family.norms)))
         self._like_1E = a_norm.weight[None]  # has the dtype, the device and the size of hidden states
         self._embed: Any = network.embed_tokens if self._range.has_embedding else None
+        if type(self._embed) is torch.nn.Embedding:  # the call of a module takes longer
+            self._embed = partial(embedding, weight=self._embed.weight)
         self._heads = Heads.of(config, own[0])
         tables = partial(RotaryTables, like=self._like_1E, head_size=self._heads.head_size)
         turns = {"": network.rotary_emb, None: None}
@@ -68,6 +72,7 @@ class FusedDecoder:
             half = 1 if family.pairs != "halves" else max(each.num_turned for each in self._rotaries) // 2
             scale = float(own[0].self_attn.scaling)
             self._heads = replace(self._heads, half=half, scale=scale, softcap=description.attention_softcap)
+        self._tables: dict[int, Tables] = {}  # by the number of positions that they reach
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         # None: torch's own operations.
@@ -133,15 +138,15 @@ class FusedDecoder:
         `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned. The stream of
         all N is left in `features`, and projected.
         """
-        hidden_NE = self.hidden(fed_N, positions_N, len(wanted_M), cache, plan, features)
+        hidden_NE = self.hidden(fed_N, positions_N, wanted_M.shape[0], cache, plan, features)
         return hidden_NE if self._head is None else self.logits(hidden_NE[wanted_M])
 
     def logits(self, hidden_ME: torch.Tensor) -> torch.Tensor:
         """Return the logits [M, V] of hidden states that left the last layer."""
         assert self._head is not None, "this part of the network has no head"
-        if not len(hidden_ME):
+        if not hidden_ME.shape[0]:
             return hidden_ME.new_zeros(0, self._head.out_features)
-        logits_MV: torch.Tensor = self._head(self._final_norm(hidden_ME))
+        logits_MV: torch.Tensor = self._head.forward(self._final_norm(hidden_ME))  # its hook is for transformers' code
         scale, cap = self._description.logits_scale, self._description.logits_softcap
         if scale != 1.0:
             logits_MV = logits_MV.mul_(scale)
@@ -164,10 +169,10 @@ class FusedDecoder:
 
         It is not computed if neither logits nor features need it.
         """
-        num_tokens = len(fed_N)
+        num_tokens = fed_N.shape[0]
         is_last_read = features is not None and features.wants(self._range.end)
         is_last_wanted = self._head is None or num_wanted > 0 or is_last_read
-        tables = [each.reach(cache.num_positions) for each in self._rotaries]
+        tables = self._tables_of(cache)
         if self._at_once is not None:
             hidden_NE = self._embedded(fed_N)
             assert self.kernels is not None, "they run all layers"
@@ -175,8 +180,8 @@ class FusedDecoder:
             self._at_once.run(hidden_NE, forward, cache, is_wanted=is_last_wanted, features=features)
             self._finish(features, hidden_NE)
             return hidden_NE
-        here = self._heads, positions_N, cache, plan, tables[0], self.kernels, self.window
-        attention = attention_here(*here, other_tables=tables[1:])
+        here = self._heads, positions_N, cache, plan, tables.pairs[0], self.kernels, self.window
+        attention = attention_here(*here, other_tables=tables.pairs[1:])
         if num_tokens < self._fewest_lines:
             fed_N = torch.cat((fed_N, fed_N[-1:].expand(self._fewest_lines - num_tokens, *fed_N.shape[1:])))
         hidden_NE = self._embedded(fed_N)
@@ -191,6 +196,12 @@ class FusedDecoder:
             hidden_NE = layer.finish(hidden_NE, found_NX)
         self._finish(features, hidden_NE[:num_tokens])
         return hidden_NE[:num_tokens]
+
+    def _tables_of(self, cache: KVCache) -> Tables:
+        """Return tables that reach as far as a cache; earlier ones stay as they were, for what still reads them."""
+        if cache.num_positions not in self._tables:
+            self._tables[cache.num_positions] = Tables([each.reach(cache.num_positions) for each in self._rotaries])
+        return self._tables[cache.num_positions]
 
     def _finish(self, features: Features | None, hidden_NE: torch.Tensor) -> None:
         if features is not None:

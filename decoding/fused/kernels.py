@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,6 +40,17 @@ class Forward(ctypes.Structure):
         ("half", ctypes.c_int64),
         *_fields(ctypes.c_float, "scale softcap"),
     ]
+
+
+class Tables:
+    """Rotary tables (cos, sin) of every kind of layer, and where they lie: written down once, for many forwards."""
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Keep the tables alive, since the kernels have only their addresses."""
+        self.pairs = [(cos_PD.contiguous(), sin_PD.contiguous()) for cos_PD, sin_PD in pairs]
+        addresses = [each.data_ptr() for pair in self.pairs for each in pair]
+        self._addresses = (_POINTER * len(addresses))(*addresses)
+        self.address = ctypes.addressof(self._addresses)
 
 
 class LayerCache(ctypes.Structure):

@@ -10,7 +10,7 @@ hidden size.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -175,13 +175,13 @@ class SlotNetwork(ABC):
                 length = None if lengths is None else [lengths[row]]
                 outputs.append(self._forward(*own, length, is_prompt=is_prompt))
             return torch.cat(outputs, dim=1 if self.vocab_size is None else 0)
-        with ExitStack() as forward:
-            if cache.states is not None:
-                num_tokens = [width] * len(starts) if lengths is None else lengths
-                row_slots = range(len(starts)) if slots is None else slots
-                place = width if packing is None else None
-                states = cache.states.planned(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
-                forward.enter_context(states)
+        states: AbstractContextManager[object] = nullcontext()
+        if cache.states is not None:
+            num_tokens = [width] * len(starts) if lengths is None else lengths
+            row_slots = range(len(starts)) if slots is None else slots
+            place = width if packing is None else None
+            states = cache.states.planned(row_slots, starts, num_tokens, place, keeps_each=not is_prompt)
+        with states:
             plan, positions_BT = self._planned(starts, width, packing, slots, cache)
             if self.fused is None and packing is None:
                 fed_BT = fed_N.view(*positions_BT.shape, *fed_N.shape[1:])
@@ -190,7 +190,9 @@ class SlotNetwork(ABC):
                 )
             positions_N = positions_BT.flatten()
             if packing is None:
-                wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
+                wanted_at_BJ = wanted_BJ
+                if len(starts) > 1:
+                    wanted_at_BJ = wanted_BJ + torch.arange(0, fed_N.shape[0], width, device=self.device)[:, None]
             else:
                 positions_N = positions_N[packing.packed_N]
                 wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
