@@ -84,8 +84,8 @@ class LiveWeights:
     @torch.inference_mode()
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write weights that `check` has returned in the place of those in use; what a file lends is copied before."""
-        own = [module for name, module in _modules(self._network) if f"{name}weight" not in self._lent]
-        lent = [layer for layer in packed_among(own) if layer.is_lent]
+        replaced = [module for name, module in _modules(self._network) if f"{name}weight" not in self._lent]
+        lent = [layer for layer in packed_among(replaced) if layer.is_lent]
         memory = HugePages(sum(layer.state()["packed"].nbytes for layer in lent) * 33 // 32)
         for layer in lent:
             layer.move(memory.copy(layer.state()["packed"]), is_lent=False)

@@ -190,9 +190,8 @@ class SlotNetwork(ABC):
                 )
             positions_N = positions_BT.flatten()
             if packing is None:
-                wanted_at_BJ = wanted_BJ
-                if len(starts) > 1:
-                    wanted_at_BJ = wanted_BJ + torch.arange(0, fed_N.shape[0], width, device=self.device)[:, None]
+                firsts = 0 if len(starts) == 1 else torch.arange(0, fed_N.shape[0], width, device=self.device)[:, None]
+                wanted_at_BJ = wanted_BJ + firsts
             else:
                 positions_N = positions_N[packing.packed_N]
                 wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)
