@@ -148,9 +148,12 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int6
   multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
-// The same with a weight in codes. Of several passes over a block the first decodes it.
-inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x, int64_t pass, int64_t passes,
-                           std::vector<float>& decoded, float* out) {
+// The same with a weight in codes. Of several passes over a block the first decodes it. A call of its own: its memory of a
+// thread would cost plain numbers a look at each block.
+__attribute__((noinline)) inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x,
+                                                     int64_t pass, int64_t passes, bool is_gate, float* out) {
+  thread_local std::vector<float> rooms[2];
+  std::vector<float>& decoded = rooms[is_gate];
   if (passes == 1) return weight.multiply(block, lines, x, nullptr, out);
   if (decoded.size() < static_cast<size_t>(weight.inputs * kColumns)) decoded.resize(weight.inputs * kColumns);
   if (pass == 0) return weight.multiply(block, lines, x, decoded.data(), out);
@@ -163,17 +166,15 @@ void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x
                const T* added, T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
   float sums[kMaxLines * kColumns], gate[kMaxLines * kColumns];
-  thread_local std::vector<float> decoded[2];
   const auto run = [&](const void* weight, int64_t form, float* into) {
     if (!form) return multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
     if constexpr (std::is_same<T, float>::value) {
-      const Codes codes{weight, form, linear.inputs};
-      multiply_coded(codes, block, lines, x, pass, passes, decoded[into == gate], into);
+      multiply_coded(Codes{weight, form, linear.inputs}, block, lines, x, pass, passes, into == gate, into);
     }
   };
   if (linear.gate_weight) run(linear.gate_weight, linear.gate_form, gate);
   run(linear.weight, linear.form, sums);
-  finish_block<T>(linear, column, kColumns, lines, sums, linear.gate_weight ? gate : nullptr, added, out);
+  finish_block<kColumns, T>(linear, column, lines, sums, linear.gate_weight ? gate : nullptr, added, out);
 }
 
 // Returns the lines in the format in which they are multiplied; the next call may overwrite them.
