@@ -214,8 +214,8 @@ def real_table(reports: Sequence[dict[str, Any]]) -> str:
     machine, options = first["machine"], first["options"]
     where = f"{machine['processor']}, {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     return (
-        f"Tokens a second of real models (`make bench-real`; {where}, {first['date'][:10]}; greedy, {options['new_tokens']} "
-        f"new tokens behind prompts of {first['prompt_tokens']['mean']:.0f} tokens, medians of {options['repeats']}). "
+        f"Tokens a second of real models (`make bench-real`; {where}, {first['date'][:10]}; greedy, "
+        f"{options['new_tokens']} new tokens behind prompts of {first['prompt_tokens']['mean']:.0f} tokens, medians of {options['repeats']}). "
         "`plain` is ours without drafts:\n\n" + _markdown(rows)
     )
 
