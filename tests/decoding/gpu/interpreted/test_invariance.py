@@ -165,6 +165,7 @@ def test_an_engine_is_refused_where_a_fault_is_found(folders, monkeypatch):
         engine(folders.small, "on")
 
 
+@pytest.mark.slow
 def test_an_engine_that_need_not_be_exact_writes_and_warns_where_a_fault_is_found(folders, monkeypatch, caplog):
     ATTENTION["several positions beside other rows"](monkeypatch)
     made = engine(folders.small, "auto")

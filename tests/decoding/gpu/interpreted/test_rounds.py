@@ -57,7 +57,7 @@ def plain(pair) -> list[list[int]]:
         pytest.param({"drafter": "none", "num_slots": 3}, marks=pytest.mark.slow),
         pytest.param({"num_speculative_tokens": 1, "num_slots": 4}, marks=pytest.mark.slow),
         pytest.param({"num_speculative_tokens": 4, "num_slots": 2}, marks=pytest.mark.slow),
-        {"num_speculative_tokens": 2, "num_slots": 3, "draft_window": 16},
+        pytest.param({"num_speculative_tokens": 2, "num_slots": 3, "draft_window": 16}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
