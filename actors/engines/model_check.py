@@ -66,9 +66,8 @@ def why_not_fused(model: str, device: str) -> str:
 
 
 def _check_fused(settings: GeneratorSettings, model: str) -> None:
-    why = why_not_fused(model, settings.models.device)
-    if settings.engine.fused == "required" and why:
-        raise ValueError(f"engine.fused is 'required', but {model!r} would be slow: {why}; use 'auto' to run it so")
+    if why := why_not_fused(model, settings.models.device):
+        settings.engine.refuse_slow(model, why)
 
 
 def _check_dtype(config: PretrainedConfig, dtype: str, model: str) -> None:

@@ -15,6 +15,7 @@ from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.supported import load_config, model_folder
+from decoding.fused.decoder import NOT_FUSED
 from decoding.network.probe import MISLEADING, check_lengths, fused_tolerance, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 from decoding.sampling.rules import close_call_margin
@@ -53,14 +54,13 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"off by {deviation:.1e} of their size, where {tolerance:.0e} is rounding; run it whole "
             "(stages.count 1, stages.tensor_parallel 1)"
         )
-    before = "transformers' code runs in place of fused layers"
     if not lengths.may_fuse:
-        model.fallback = f"{before}: a miniature of it deviates when they are fused"
+        model.fallback = f"{NOT_FUSED}: a miniature of it deviates when they are fused"
         pipeline.tell_all("change", "may_fuse", False)
     pipeline.tell_all("speed_up")
     fused = measure()
     if not fused <= fused_tolerance(model.dtype, deviation, is_fp8=is_fp8):
-        model.fallback = f"{before}: logits are off by {fused:.1e}"
+        model.fallback = f"{NOT_FUSED}: logits are off by {fused:.1e}"
         _log.warning("%r is slower than it should be: %s", name, model.fallback)
         pipeline.tell_all("call", "slow_down")
         fused = measure()

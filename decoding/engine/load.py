@@ -169,9 +169,9 @@ def _load_draft_model(
 
 def _refuse_unfused(model: Target, path: str, options: EngineOptions) -> None:
     """Raise ValueError if fused layers are required, and the model's do not run so, or are not recorded on a GPU."""
-    if options.fused == "required" and (model.fallback or not model.facts()["fused"]):
+    if model.fallback or not model.facts()["fused"]:
         why = model.fallback or "no family that runs fused on this device is its own (docs/models.md)"
-        raise ValueError(f"engine.fused is 'required', but {path!r} would be slow: {why}; use 'auto' to run it so")
+        options.refuse_slow(path, why)
 
 
 def _settle_draft_window(wanted: int | None, draft: LanguageModel, num_slots: int, max_model_len: int) -> int:

@@ -74,6 +74,11 @@ class EngineOptions:
         if self.drafter is not None and self.drafter not in DRAFTERS:
             raise ValueError(f"engine.drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
 
+    def refuse_slow(self, model: str, why: str) -> None:
+        """Raise ValueError, if fused layers are required, for a model that does not run so for this reason."""
+        if self.fused == "required":
+            raise ValueError(f"engine.fused is 'required', but {model!r} would be slow: {why}; use 'auto' to run it so")
+
     def pick_drafter(self, draft: str | None) -> DrafterName:
         """Return the drafter to use with this draft: a model, or a head. Raises ValueError if they do not fit."""
         if self.drafter in NEED_A_MODEL and draft is None:

@@ -46,8 +46,8 @@ class Heads:
         return cls(num_kv_heads, config.num_attention_heads // num_kv_heads, layer.self_attn.head_dim)
 
     @cached_property
-    def root(self) -> float:
-        """What the scores are multiplied by, as float32 has it."""
+    def score_scale(self) -> float:
+        """The number that scores are multiplied by; where it is a root, the root is taken in float32."""
         return float(np.float32(1) / np.sqrt(np.float32(self.head_size))) if self.scale is None else self.scale
 
     @property
@@ -82,7 +82,7 @@ class KernelAttention:
         positions_N: torch.Tensor,
         cache: KVCache,
         plan: Plan,
-        tables: kernels.Tables,
+        tables: kernels.TableAddresses,
     ) -> None:
         """Describe the positions and slots of one forward; the rotary tables have a line for each position."""
         self._functions, self._heads, turns_N = functions, heads, _turns(positions_N, tables.pairs[0])
@@ -100,7 +100,7 @@ class KernelAttention:
             *(tensor.data_ptr() for tensor in self._tensors),
             tables.address,
             heads.half or heads.head_size // 2,
-            heads.root,
+            heads.score_scale,
             heads.softcap,
         )
 
@@ -253,8 +253,7 @@ class TorchAttention:
         query_BTHGD = query_NQD.reshape(num_rows, width, heads.num_kv_heads, heads.group, heads.head_size)
         query_BHXD = query_BTHGD.transpose(1, 2).flatten(2, 3)
         if heads.softcap:
-            scale = heads.head_size**-0.5 if heads.scale is None else heads.scale
-            scores_BHXL = (query_BHXD @ key_BHLD.transpose(2, 3)).float() * (scale / heads.softcap)
+            scores_BHXL = (query_BHXD @ key_BHLD.transpose(2, 3)).float() * (heads.score_scale / heads.softcap)
             weights_BHXL = (heads.softcap * scores_BHXL.tanh() + mask).softmax(-1).to(value_BHLD.dtype)
             found_BHXD = weights_BHXL @ value_BHLD
         else:
@@ -286,7 +285,9 @@ def attention_here(
     if kernels_run_on(tables_PD[0].device):
         return GpuAttention(heads, plan, positions_N, tables_PD, window)
     if functions is not None and window is None:
-        return KernelAttention(functions, heads, positions_N, cache, plan, kernels.Tables((tables_PD, *other_tables)))
+        return KernelAttention(
+            functions, heads, positions_N, cache, plan, kernels.TableAddresses((tables_PD, *other_tables))
+        )
     turns_N = _turns(positions_N, tables_PD)
     return TorchAttention(heads, plan, turns_N, tables_PD, window, other_tables=other_tables)
 

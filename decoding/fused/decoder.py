@@ -28,11 +28,12 @@ from decoding.checkpoint.layer_subset import LayerRange
 from decoding.families.description import described
 from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
-from decoding.fused.kernels import Tables
+from decoding.fused.kernels import TableAddresses
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.gpu.available import kernels_run_on
 
+NOT_FUSED = "transformers' code runs in place of fused layers"  # how a `Target.fallback` begins
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
 # oneDNN multiplies one or two lines slower than four (22 ms against 18 for a 283 M network).
 _FEWEST_LINES_ON_CPU = 4
@@ -72,7 +73,7 @@ class FusedDecoder:
             half = 1 if family.pairs != "halves" else max(each.num_turned for each in self._rotaries) // 2
             scale = float(own[0].self_attn.scaling)
             self._heads = replace(self._heads, half=half, scale=scale, softcap=description.attention_softcap)
-        self._tables: dict[int, Tables] = {}  # by the number of positions that they reach
+        self._tables: dict[int, TableAddresses] = {}  # by the number of positions that they reach
         self.window: Window | None = None  # what a query sees of its row, on a GPU; None: all before it
         self.is_on_gpu = kernels_run_on(self._like_1E.device)
         # None: torch's own operations.
@@ -197,10 +198,12 @@ class FusedDecoder:
         self._finish(features, hidden_NE[:num_tokens])
         return hidden_NE[:num_tokens]
 
-    def _tables_of(self, cache: KVCache) -> Tables:
+    def _tables_of(self, cache: KVCache) -> TableAddresses:
         """Return tables that reach as far as a cache; earlier ones stay as they were, for what still reads them."""
         if cache.num_positions not in self._tables:
-            self._tables[cache.num_positions] = Tables([each.reach(cache.num_positions) for each in self._rotaries])
+            self._tables[cache.num_positions] = TableAddresses(
+                [each.reach(cache.num_positions) for each in self._rotaries]
+            )
         return self._tables[cache.num_positions]
 
     def _finish(self, features: Features | None, hidden_NE: torch.Tensor) -> None:

@@ -42,8 +42,8 @@ class Forward(ctypes.Structure):
     ]
 
 
-class Tables:
-    """Rotary tables (cos, sin) of every kind of layer, and where they lie: written down once, for many forwards."""
+class TableAddresses:
+    """The rotary tables (cos, sin) of every kind of layer, and their addresses, which serve many forwards."""
 
     def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Keep the tables alive, since the kernels have only their addresses."""

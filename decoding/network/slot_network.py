@@ -30,7 +30,7 @@ from decoding.codes.left_weight import identity_of
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
 from decoding.fused.coded_linear import CodedLinear, lay_out_codes
-from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
+from decoding.fused.decoder import FUSED_LINEARS, NOT_FUSED, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
 from decoding.fused.packed_linear import coded_layers, pack_linears, packed_layers
 from decoding.gpu.available import kernels_run_on
@@ -104,7 +104,7 @@ class SlotNetwork(ABC):
         It is slower then, and right.
         """
         if self.fused is None:
-            return self.why_not_fused and f"transformers' code runs in place of fused layers: {self.why_not_fused}"
+            return self.why_not_fused and f"{NOT_FUSED}: {self.why_not_fused}"
         return "" if self.graphs is None else self.graphs.recordings.refusal
 
     @property

@@ -36,7 +36,7 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
     if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
     y *= linear.gate_is_gelu ? gelu(g) : silu(g);
   }
-  if (linear.scale != 1.0f) y *= linear.scale;  // a look is cheaper than a product of all lanes
+  if (linear.scale != 1.0f) y *= linear.scale;  // testing costs less than multiplying all lanes
   if (added) y += load(added, num);
   store(out, y, num);
 }

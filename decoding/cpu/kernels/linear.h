@@ -148,8 +148,8 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int6
   multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
-// The same with a weight in codes. Of several passes over a block the first decodes it. A call of its own: its memory of a
-// thread would cost plain numbers a look at each block.
+// The same with a weight in codes. Of several passes over a block the first decodes it. It is not
+// inlined: to look up the memory of the thread would slow down every block of plain numbers.
 __attribute__((noinline)) inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x,
                                                      int64_t pass, int64_t passes, bool is_gate, float* out) {
   thread_local std::vector<float> rooms[2];
