@@ -24,7 +24,7 @@ from tests.decoding.toy import Distribution, is_plausible
 
 VOCAB_SIZE = 6
 PROMPT = (2, 3, 2, 3, 2)  # the n-gram drafter finds something here
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 4000
 NUM_TOKENS = 3
 PARAMS = {
     "plain": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=1.0),
