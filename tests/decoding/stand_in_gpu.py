@@ -46,6 +46,7 @@ class StandInGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.largest: int | None = None  # bytes
+        self.memory = 80 << 30, 80 << 30  # bytes, free and in all
         self.has_workspace = True  # whether there is memory for the library's
         self.has_failed = False
         self.refuses = False  # to record anything
@@ -68,6 +69,7 @@ class StandInGpu(TorchDispatchMode):
             "empty_cache": self.reuse_memory,
             "graph": self.capture,
             "graph_pool_handle": _Pool,
+            "mem_get_info": lambda *_: self.memory,
             "is_current_stream_capturing": lambda: self._tape is not None,
             "set_stream": lambda stream: setattr(self, "stream", stream),
             "synchronize": lambda *_: self.wait(),

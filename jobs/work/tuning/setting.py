@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from actors.engines.candidates import WITHOUT_A_MODEL, pairs_of
-from actors.engines.footprint import footprint
+from actors.engines.footprint import footprint, with_slots
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.loading import Footprint
 from decoding.checkpoint.supported import model_folder
@@ -79,12 +79,14 @@ class Setting:
 def own_setting(plan: Plan) -> Setting:
     """Return the setting that the run has without tuning."""
     settings, threads = plan.settings, max(1, int(plan.pool.num_cpus))
+    if torch.cuda.is_available():
+        settings = with_slots(settings)
     engine, models = settings.engine, settings.models
     if plan.config.run.local or models.device != "cpu":
         threads = torch.get_num_threads()
     drafter = engine.pick_drafter(models.draft)
     draft = models.draft if drafter in NEED_A_MODEL else None
-    return Setting(drafter=drafter, draft=draft, slots=engine.num_slots, threads=threads, dtype=models.dtype)
+    return Setting(drafter=drafter, draft=draft, slots=engine.slots, threads=threads, dtype=models.dtype)
 
 
 def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:
