@@ -87,13 +87,15 @@ def with_slots(settings: GeneratorSettings) -> GeneratorSettings:
     room = min(free, own) - (1 - SHARE) * own - fixed
     if room < of_a_slot:
         raise ValueError(
-            f"engine.num_slots is auto, and not one slot fits into this GPU: models and recordings take "
-            f"{fixed / GIB:.2f} GiB, a slot {of_a_slot / GIB:.2f}, and of {own / GIB:.2f} GiB {free / GIB:.2f} are free, "
-            f"of which {(1 - SHARE) * own / GIB:.2f} are for what forwards need; lower engine.max_model_len, use a "
-            "larger GPU, or set engine.num_slots"
+            f"engine.num_slots is auto, and not one slot of this GPU fits beside the models: they and their recordings "
+            f"take {fixed / GIB:.2f} GiB and a slot {of_a_slot / GIB:.2f}; of {own / GIB:.2f} GiB {free / GIB:.2f} are "
+            f"free, and {(1 - SHARE) * own / GIB:.2f} are kept for forwards; lower engine.max_model_len, use a larger "
+            "GPU, or set engine.num_slots"
         )
     number = min(MOST_SLOTS, int(room // of_a_slot))
-    text = "engine.num_slots auto: %d slots of %.3f GiB, beside %.2f GiB of models and recordings; %.2f of %.2f are free"
+    text = (
+        "engine.num_slots auto: %d slots of %.3f GiB, beside %.2f GiB of models and recordings; %.2f of %.2f are free"
+    )
     _log.info(text, number, of_a_slot / GIB, fixed / GIB, free / GIB, own / GIB)
     return replace(settings, engine=replace(settings.engine, num_slots=number))
 
