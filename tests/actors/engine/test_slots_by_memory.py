@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,14 @@ def expected(text_pair: Pair) -> list[list[int]]:
     return alone(text_pair, sequences(9, PARAMS))
 
 
+def on_gpu(gpu: StandInGpu, call: Callable[..., object]) -> Callable[..., object]:
+    def called(*args: object) -> object:
+        with gpu:
+            return call(*args)
+
+    return called
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     """A device that lies, on which engines of device 'cuda' are loaded."""
@@ -58,7 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     record_forwards(monkeypatch)
     gpu = StandInGpu().install(monkeypatch)
     for name in ("step", "resize"):  # the loop has a thread of its own, and a device is one thread's
-        monkeypatch.setattr(Engine, name, gpu(getattr(Engine, name)))
+        monkeypatch.setattr(Engine, name, on_gpu(gpu, getattr(Engine, name)))
     return gpu
 
 
