@@ -65,9 +65,9 @@ class Ledger(HandOuts, RunNotes):
         self._num_dead_reported = 0
         self._dismissed: set[str] = set()  # processes that did not die over what they held
 
-    def join(self, process: str, node: str = "", actor: str = "") -> None:
+    def join(self, process: str, node: str = "", actor: str = "", card: str = "") -> None:
         """Add a process that is ready to work, in the place of the one that had its actor before."""
-        self._places.join(process, node, actor)
+        self._places.join(process, node, actor, card)
         self._places.has_been_well = True
 
     def num_joined(self) -> int:
@@ -76,7 +76,8 @@ class Ledger(HandOuts, RunNotes):
 
     def place_failures(self, ever: bool = False) -> list[str]:
         """Return why places get no units now, each cause once, or the last cause on each node where one ever failed."""
-        return list(self._places.causes.values()) if ever else self._places.failures()
+        left_out = [f"{card} failed twice, and gets no more units" for card in self._places.cards_left_out()]
+        return [*self._places.causes.values(), *left_out] if ever else self._places.failures()
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""
@@ -93,6 +94,7 @@ class Ledger(HandOuts, RunNotes):
         is_backup: bool = False,
         call: str = "",
         actor: str = "",
+        card: str = "",
     ) -> Attempt | Signal | None:
         """Let an actor's process on a node begin a unit. Return None if it may not, and WAIT if its place has failed.
 
@@ -102,7 +104,7 @@ class Ledger(HandOuts, RunNotes):
         """
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return None
-        self._places.join(process, node, actor)  # its own call of `join` may come later
+        self._places.join(process, node, actor, card)  # its own call of `join` may come later
         unit = self._units.setdefault(unit_id, UnitRecord())
         if call:
             if (held := next((worker for worker in unit.workers if worker.call == call), None)) is not None:
@@ -113,7 +115,7 @@ class Ledger(HandOuts, RunNotes):
         is_leaving = before is not None and before.process != process and self._places.is_leaving(before.process)
         if before is not None and not is_leaving and self._places.are_of_two_actors(before.process, process):
             return None  # this call is from before the unit was handed out again; Ray repeats that of the other
-        if not self._places.may_begin(process):
+        if not self._may_begin(unit_id, process):
             self.decline(unit_id, process)
             return Signal.WAIT
         if before is not None and is_leaving:
@@ -186,15 +188,24 @@ class Ledger(HandOuts, RunNotes):
         unit_id: int | None = None,
         is_broken: bool = False,
         actor: str = "",
+        card: str = "",
     ) -> None:
         """Let a place that failed rest, and take its unit back, if the failure came with one.
 
         `report` names the failure, so that it counts once. `is_broken` says that the process cannot go on: a device
-        failed, or models could not be loaded. A unit that a device failed over may be to blame, as if it had died.
+        failed, or models could not be loaded. A unit that a device failed over may be to blame, as if its process had
+        died; `card` is that device. The unit then runs on another card, if there is one, and a row is condemned only
+        if two cards fail over it, or two processes where there is one card.
         """
-        self._places.join(process, node, actor)
+        self._places.join(process, node, actor, card)
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
-            self._take_back(process, unit_id, has_died=is_broken)
+            where = ""
+            if is_broken and card and (unit := self._units.get(unit_id)) is not None:
+                where = self._places.card_failed(process, unit_id)
+                unit.failed_card = card
+                for each in self._places.cards_left_out():
+                    self.warn(each, f"{each} failed twice, and gets no more units")
+            self._take_back(process, unit_id, has_died=is_broken, where=where)
             self.decline(unit_id, process)  # it may have failed before it began
 
     def decline(self, unit_id: int, process: str) -> None:
@@ -232,15 +243,17 @@ class Ledger(HandOuts, RunNotes):
         """
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return Signal.STOP
+        causes, left_out = "; ".join(self._places.failures()), self._places.cards_left_out()
+        if left_out and len(left_out) == len(self._places.faults):
+            return f"no card is left, since each has failed twice: {'; '.join(left_out)} ({causes})"
         since = self._places.all_failed_since(self._is_node_alive)
-        causes = "; ".join(self._places.failures())
         if not self._places.has_been_well and self._places.num_failed() >= self._num_places:
             return causes
         if self._clock() - since >= self._places_timeout_s:
             return f"no place was left for units for run.places_timeout_s, {self._places_timeout_s:g} seconds: {causes}"
         if unit_id in self._returned and self._has_feed_ended and since == inf:
             return Signal.STOP  # for a new pool, since this one's feed hands out nothing more
-        if not self._places.may_begin(process):
+        if not self._may_begin(unit_id, process):
             return Signal.WAIT
         return Signal.GO if unit_id in self._returned or unit_id not in self._units else Signal.STOP
 
@@ -250,6 +263,13 @@ class Ledger(HandOuts, RunNotes):
         for unit in self._units.values():
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
+
+    def _may_begin(self, unit_id: int, process: str) -> bool:
+        """Tell whether a process may begin a unit: not on the card that failed over it, while there is another one."""
+        unit = self._units.get(unit_id)
+        if unit is not None and unit.failed_card and self._places.should_avoid(process, unit.failed_card):
+            return False
+        return self._places.may_begin(process)
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""
@@ -267,7 +287,7 @@ class Ledger(HandOuts, RunNotes):
         unit.end(before, has_died=has_died)
         return has_died
 
-    def _take_back(self, process: str, unit_id: int, *, has_died: bool) -> None:
+    def _take_back(self, process: str, unit_id: int, *, has_died: bool, where: str) -> None:
         """Take a unit from a process that still runs, and let the feed hand it out again."""
         unit = self._units.get(unit_id)
         for worker in [] if unit is None else [each for each in unit.workers if each.process == process]:
@@ -277,5 +297,5 @@ class Ledger(HandOuts, RunNotes):
             else:
                 unit.num_handed_back += 1
                 self._give_back(unit_id, unit)
-            unit.end(worker, has_died=has_died)
+            unit.end(worker, has_died=has_died, where=where)
             self._places.release(process, unit_id)

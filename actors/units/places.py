@@ -1,7 +1,8 @@
 """PlaceTable: the processes of a run as places of work, with their units, their failures, and how many are idle.
 
 A place that fails (its disk is full, its storage read-only, its device broken, its models cannot be loaded) is not
-a fault of its units. It rests, longer after each failure in a row, and then gets one unit as a trial.
+a fault of its units. It rests, longer after each failure in a row, and then gets one unit as a trial. A card that
+failed over two units gets no more, unless it is the only one, or one of the units makes other cards fail, too.
 """
 
 from collections.abc import Callable, Collection
@@ -12,6 +13,7 @@ from math import inf
 _IDLE_AFTER_S = 1.0
 _FIRST_REST_S, _LONGEST_REST_S, _MOST_DOUBLINGS = 10.0, 300.0, 5
 _DRAINED = "its node is being drained"
+_MOST_FAULTS = 2  # of a card
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Place:
     idle_since: float
     node: str = ""
     actor: str = ""  # a process that joins with the same one has taken its place
+    card: str = ""  # its GPU, for people, and told from all others; empty if it has none
     units: set[int] = field(default_factory=set)
     backups: set[int] = field(default_factory=set)
     failure: str | None = None
@@ -50,6 +53,7 @@ class PlaceTable:
         self.causes: dict[str, str] = {}  # of the last failure on each node
         self._failures: set[tuple[str, str]] = set()  # that were reported, by process and report
         self.has_been_well = False
+        self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
 
     def num_well(self) -> int:
         """Return the number of places that get units."""
@@ -59,7 +63,7 @@ class PlaceTable:
         """Return the number of places that have failed."""
         return sum(place.failure is not None for place in self._places.values())
 
-    def join(self, process: str, node: str = "", actor: str = "") -> Place:
+    def join(self, process: str, node: str = "", actor: str = "", card: str = "") -> Place:
         """Add a process, if it is not there, in the place of the one that had its actor. Return its place."""
         if process in self.replaced:
             return Place(self._clock())
@@ -68,8 +72,32 @@ class PlaceTable:
                 self.leave(name)
                 self.replaced.add(name)
         place = self._places.setdefault(process, Place(self._clock()))
-        place.node, place.actor = node or place.node, actor or place.actor
+        place.node, place.actor, place.card = node or place.node, actor or place.actor, card or place.card
+        if card:
+            self.faults.setdefault(card, {})
         return place
+
+    def card_failed(self, process: str, unit_id: int) -> str:
+        """Record that the card of a process failed over a unit; return the card, empty where no other could be."""
+        card = self.join(process).card
+        if card:
+            self.faults[card].setdefault(process, set()).add(unit_id)
+        return card if len(self.faults) > 1 else ""
+
+    def cards_left_out(self) -> list[str]:
+        """Return the cards that get no units: they failed twice over units that no other card has failed over."""
+        cards_of: dict[int, set[str]] = {}
+        for card, faults in self.faults.items():
+            for unit_id in set[int]().union(*faults.values()):
+                cards_of.setdefault(unit_id, set()).add(card)
+        own = {unit_id for unit_id, cards in cards_of.items() if len(cards) == 1}
+        is_out = {card: sum(units <= own for units in faults.values()) for card, faults in self.faults.items()}
+        return [card for card, num in is_out.items() if num >= _MOST_FAULTS and len(self.faults) > 1]
+
+    def should_avoid(self, process: str, card: str) -> bool:
+        """Tell whether a process has this card, and a process that gets units has another one."""
+        others = {place.card for place in self._places.values() if place.is_well} - {card, "", *self.cards_left_out()}
+        return self.join(process).card == card and bool(others)
 
     def leave(self, process: str) -> None:
         """Remove a process that has died."""
@@ -139,6 +167,8 @@ class PlaceTable:
     def may_begin(self, process: str) -> bool:
         """Tell whether a process may begin a unit: it is well, or it has rested and has no other unit."""
         place = self._places.get(process)
+        if place is not None and place.card in self.cards_left_out():
+            return False
         if place is None or place.is_well:
             return True
         return not place.leaves and not place.units and self._clock() >= place.rests_until
