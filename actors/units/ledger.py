@@ -157,6 +157,8 @@ class Ledger(HandOuts, RunNotes):
         unit = self._units.get(unit_id)
         if unit is None or unit.worker is None or unit.worker.call != call:
             return None
+        if 0 < number == unit.num_groups:
+            self._places.card_works(unit.worker.process)
         return unit.next_group(number)
 
     def finish(self, unit_id: int, process: str = "") -> None:
@@ -173,6 +175,8 @@ class Ledger(HandOuts, RunNotes):
             self._places.release(worker.process, unit_id)
             if worker.process == process:  # and not one that found the unit committed
                 self._places.succeeded(process)
+                if unit.untried is None:  # a careful unit may have finished no row
+                    self._places.card_works(process)
 
     def is_finished(self, unit_id: int) -> bool:
         """Return whether the unit is committed."""
@@ -245,7 +249,7 @@ class Ledger(HandOuts, RunNotes):
             return Signal.STOP
         causes, left_out = "; ".join(self._places.failures()), self._places.cards_left_out()
         if left_out and len(left_out) == len(self._places.faults):
-            return f"no card is left, since each has failed twice: {'; '.join(left_out)} ({causes})"
+            return f"no card is left, since each has failed twice or more: {'; '.join(left_out)} ({causes})"
         since = self._places.all_failed_since(self._is_node_alive)
         if not self._places.has_been_well and self._places.num_failed() >= self._num_places:
             return causes

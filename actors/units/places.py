@@ -5,6 +5,7 @@ a fault of its units. It rests, longer after each failure in a row, and then get
 failed over two units gets no more, unless it is the only one, or one of the units makes other cards fail, too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
@@ -13,7 +14,8 @@ from math import inf
 _IDLE_AFTER_S = 1.0
 _FIRST_REST_S, _LONGEST_REST_S, _MOST_DOUBLINGS = 10.0, 300.0, 5
 _DRAINED = "its node is being drained"
-_MOST_FAULTS = 2  # of a card
+_MOST_FAULTS = 2  # of a card, over units of which none makes another card fail
+_MOST_IN_A_ROW = 5  # of a card, over any units; a row that makes cards fail is condemned after fewer
 
 
 @dataclass
@@ -54,6 +56,7 @@ class PlaceTable:
         self._failures: set[tuple[str, str]] = set()  # that were reported, by process and report
         self.has_been_well = False
         self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
+        self._in_a_row: Counter[str] = Counter()  # faults of a card since it did anything
 
     def num_well(self) -> int:
         """Return the number of places that get units."""
@@ -81,18 +84,31 @@ class PlaceTable:
         """Record that the card of a process failed over a unit; return the card, empty where no other could be."""
         card = self.join(process).card
         if card:
+            self._in_a_row[card] += process not in self.faults[card]
             self.faults[card].setdefault(process, set()).add(unit_id)
         return card if len(self.faults) > 1 else ""
 
+    def card_works(self, process: str) -> None:
+        """Record that a process has finished rows on its card."""
+        self._in_a_row.pop(self.join(process).card, None)
+
     def cards_left_out(self) -> list[str]:
-        """Return the cards that get no units: they failed twice over units that no other card has failed over."""
+        """Return the cards that get no units.
+
+        They failed twice over units that no other card has failed over, or so often in a row that no row explains it.
+        """
         cards_of: dict[int, set[str]] = {}
         for card, faults in self.faults.items():
             for unit_id in set[int]().union(*faults.values()):
                 cards_of.setdefault(unit_id, set()).add(card)
         own = {unit_id for unit_id, cards in cards_of.items() if len(cards) == 1}
-        is_out = {card: sum(units <= own for units in faults.values()) for card, faults in self.faults.items()}
-        return [card for card, num in is_out.items() if num >= _MOST_FAULTS and len(self.faults) > 1]
+        num_own = {card: sum(units <= own for units in faults.values()) for card, faults in self.faults.items()}
+        return [
+            card
+            for card, num in num_own.items()
+            if (num >= _MOST_FAULTS and len(num_own) > 1)
+            or self._in_a_row[card] >= _MOST_IN_A_ROW + (len(num_own) == 1)
+        ]
 
     def should_avoid(self, process: str, card: str) -> bool:
         """Tell whether a process has this card, and a process that gets units has another one."""
