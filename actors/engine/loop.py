@@ -207,7 +207,8 @@ class EngineLoop:
             stream.look(len(self._streams) / _MAX_SENT_PER_S)
         self._backlog.remove(finished)
         for sequence in finished:
-            future = self._unfinished.pop(sequence)
+            if (future := self._unfinished.pop(sequence, None)) is None:
+                continue  # its caller has heard of a failure, after which the engine could not be cleared
             self._num_texts += sequence.asked is None
             self._num_tokens += len(sequence.output_token_ids)
             if not future.done():
