@@ -25,7 +25,7 @@ from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, m
 _ENV_PREFIX = "DRAY_"
 READ_BY_DECODING = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH", "DRAY_KERNELS_TILES")
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
-_SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
+_SINGLE, _LIST = re.compile(r"str|int|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _NO_NUMBER = "expected a number"
 _Config = TypeVar("_Config")
 

@@ -50,7 +50,7 @@ class Cluster:
                     ):
                         self.clock.now += 10.0
                     self.processes[card] = f"{card}, after {call}"
-                    continue
+                    break
                 self.ledger.finish(unit_id, process)
                 assert condemned is not None
                 return condemned
@@ -81,11 +81,11 @@ def test_a_row_that_makes_two_cards_fail_is_condemned_alone_and_no_card_is_left_
     assert len(cluster.faults) == 5
 
 
-def test_where_there_is_one_card_a_row_is_condemned_after_two_processes() -> None:
-    cluster = Cluster(A, killers={2})
-    assert cluster.finish(0) == {2}
+def test_where_there_is_one_card_rows_are_condemned_after_two_processes() -> None:
+    cluster = Cluster(A, killers={0, 3})
+    assert cluster.finish(0) == {0, 3}
     assert cluster.finish(1) == set()
-    assert len(cluster.faults) == 5
+    assert len(cluster.faults) == 8
 
 
 def test_a_row_that_died_alone_on_one_card_twice_is_not_condemned() -> None:
