@@ -216,20 +216,39 @@ void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T
   }
 }
 
-// out [num, I] = these lines of a weight in codes. Lines of one block that follow each other are decoded together.
-inline void decode_lines(const Linear& linear, const int64_t* lines, int64_t num, float* out) {
+// out [num, I] = these lines of a weight, of numbers of `size` bytes; false if one of them is not there. Lines of one block
+// that follow each other are read (and decoded from codes) together.
+inline bool read_lines(const Linear& linear, const int64_t* lines, int64_t num, int64_t size, void* out) {
+  const bool is_coded = linear.form && size == sizeof(float), is_tiled = linear.form && !is_coded;
+  const int64_t columns = is_tiled ? kTileColumns : kColumns, step = is_tiled ? kStep : 1;
+  const int64_t words = linear.inputs * size / 4;  // of a line: each depth has one of every column
+  const int64_t stored = (linear.inputs + step - 1) / step * step * size / 4;
+  float* const into = static_cast<float*>(out);  // a word may be two bfloat16: it is only moved
+  std::vector<int64_t> firsts;
+  for (int64_t n = 0; n < num; ++n) {
+    if (lines[n] < 0 || lines[n] >= linear.outputs) return false;
+    if (n == 0 || lines[n] != lines[n - 1] + 1 || lines[n] % columns == 0) firsts.push_back(n);
+  }
+  const int64_t num_runs = firsts.size();
+  firsts.push_back(num);
   const Codes weight{linear.weight, linear.form, linear.inputs};
 #pragma omp parallel if (num > 64)
   {
-    std::vector<float> columns(linear.inputs * kColumns);
-    int64_t block = -1;
+    std::vector<float> decoded(is_coded ? words * kColumns : 0);
+    int64_t decoded_block = -1;
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < num; ++n) {
-      if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, columns.data());
-      for (int64_t i = 0; i < linear.inputs; ++i)
-        out[n * linear.inputs + i] = columns[i * kColumns + lines[n] % kColumns];
+    for (int64_t run = 0; run < num_runs; ++run) {
+      const int64_t n = firsts[run], here = firsts[run + 1] - n, block = lines[n] / columns;
+      if (is_coded && block != decoded_block) weight.decoded(decoded_block = block, decoded.data());
+      const float* from =
+          is_coded ? decoded.data() : static_cast<const float*>(linear.weight) + block * columns * stored;
+      for (int64_t first = 0; first < words; first += kLanes)  // a cache line of each output
+        for (int64_t m = 0; m < here; ++m)
+          for (int64_t i = first; i < words && i < first + kLanes; ++i)
+            into[(n + m) * words + i] = from[i * columns + lines[n] % columns + m];
     }
   }
+  return true;
 }
 
 }  // namespace

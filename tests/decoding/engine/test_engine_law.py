@@ -145,7 +145,7 @@ def test_unadjusted_texts_without_a_draft_follow_the_targets_law(trio, law_of):
 
 @pytest.mark.parametrize("most_candidates", [1, 3])
 def test_texts_of_a_draft_that_draws_from_its_best_tokens_follow_the_law(trio, law_of, most_candidates, monkeypatch):
-    monkeypatch.setattr("decoding.drafters.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))
+    monkeypatch.setattr("decoding.drafters.making.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))
     assert is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
 
 
