@@ -271,7 +271,8 @@ class Ledger(HandOuts, RunNotes):
     def _may_begin(self, unit_id: int, process: str) -> bool:
         """Tell whether a process may begin a unit: not on the card that failed over it, while there is another one."""
         unit = self._units.get(unit_id)
-        if unit is not None and unit.failed_card and self._places.should_avoid(process, unit.failed_card):
+        card = "" if unit is None else unit.failed_card
+        if card and self._places.should_avoid(process, card, self._is_node_alive):
             return False
         return self._places.may_begin(process)
 

@@ -110,10 +110,16 @@ class PlaceTable:
             or self._in_a_row[card] >= _MOST_IN_A_ROW + (len(num_own) == 1)
         ]
 
-    def should_avoid(self, process: str, card: str) -> bool:
-        """Tell whether a process has this card, and a process that gets units has another one."""
-        others = {place.card for place in self._places.values() if place.is_well} - {card, "", *self.cards_left_out()}
-        return self.join(process).card == card and bool(others)
+    def should_avoid(self, process: str, card: str, is_node_alive: Callable[[str], bool]) -> bool:
+        """Tell whether a process has this card, and one with another card gets units, or will after its rest."""
+        if self.join(process).card != card:
+            return False
+        none, now = {card, "", *self.cards_left_out()}, self._clock()
+        return any(
+            place.card not in none and not place.leaves and is_node_alive(place.node)
+            for place in self._places.values()
+            if place.is_well or now < place.rests_until + _LONGEST_REST_S
+        )
 
     def leave(self, process: str) -> None:
         """Remove a process that has died."""
