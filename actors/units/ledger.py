@@ -7,7 +7,6 @@ announced here first. The group that was announced when a process died is suspec
 alone when two processes died is condemned: it becomes an error row, its neighbours do not.
 
 The death of a process with its node, and a call that Ray repeats for another reason, count against no row.
-
 A place that fails, and not its unit, gives the unit back: the feed hands it out again, to another place
 (`actors.units.places`). A node that is drained gives all its units back.
 
@@ -76,8 +75,7 @@ class Ledger(HandOuts, RunNotes):
 
     def place_failures(self, ever: bool = False) -> list[str]:
         """Return why places get no units now, each cause once, or the last cause on each node where one ever failed."""
-        left_out = [f"{card} failed twice, and gets no more units" for card in self._places.cards_left_out()]
-        return [*self._places.causes.values(), *left_out] if ever else self._places.failures()
+        return [*self._places.causes.values(), *self._places.left_out_in_words()] if ever else self._places.failures()
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""
@@ -198,8 +196,7 @@ class Ledger(HandOuts, RunNotes):
 
         `report` names the failure, so that it counts once. `is_broken` says that the process cannot go on: a device
         failed, or models could not be loaded. A unit that a device failed over may be to blame, as if its process had
-        died; `card` is that device. The unit then runs on another card, if there is one, and a row is condemned only
-        if two cards fail over it, or two processes where there is one card.
+        died. `card` is that device, another of which then does the unit, if there is one.
         """
         self._places.join(process, node, actor, card)
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
@@ -207,8 +204,8 @@ class Ledger(HandOuts, RunNotes):
             if is_broken and card and (unit := self._units.get(unit_id)) is not None:
                 where = self._places.card_failed(process, unit_id)
                 unit.failed_card = card
-                for each in self._places.cards_left_out():
-                    self.warn(each, f"{each} failed twice, and gets no more units")
+                for each in self._places.left_out_in_words():
+                    self.warn(each, each)
             self._take_back(process, unit_id, has_died=is_broken, where=where)
             self.decline(unit_id, process)  # it may have failed before it began
 
@@ -270,11 +267,8 @@ class Ledger(HandOuts, RunNotes):
 
     def _may_begin(self, unit_id: int, process: str) -> bool:
         """Tell whether a process may begin a unit: not on the card that failed over it, while there is another one."""
-        unit = self._units.get(unit_id)
-        card = "" if unit is None else unit.failed_card
-        if card and self._places.should_avoid(process, card, self._is_node_alive):
-            return False
-        return self._places.may_begin(process)
+        card = self._units.get(unit_id, UnitRecord()).failed_card
+        return self._places.may_begin(process) and not self._places.should_avoid(process, card, self._is_node_alive)
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""

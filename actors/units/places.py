@@ -110,9 +110,13 @@ class PlaceTable:
             or self._in_a_row[card] >= _MOST_IN_A_ROW + (len(num_own) == 1)
         ]
 
+    def left_out_in_words(self) -> list[str]:
+        """Return a sentence for each card that gets no units."""
+        return [f"{card} failed twice, and gets no more units" for card in self.cards_left_out()]
+
     def should_avoid(self, process: str, card: str, is_node_alive: Callable[[str], bool]) -> bool:
         """Tell whether a process has this card, and one with another card gets units, or will after its rest."""
-        if self.join(process).card != card:
+        if not card or self.join(process).card != card:
             return False
         none, now = {card, "", *self.cards_left_out()}, self._clock()
         return any(

@@ -4,13 +4,10 @@ import asyncio
 import os
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actors.engine.translation import EncodedRow
-from actors.errors import DeviceFault
-from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker
 from pipeline.run import commit
 
@@ -156,38 +153,6 @@ def fails_at_a_place(where: Path, error: Exception, num_places: int = 1) -> type
             return super()._commit(*unit)
 
     return Sick
-
-
-def has_a_sick_card(where: Path) -> type[EngineWorker]:
-    """Return a generator of which the first actor's card fails over each unit; each actor has a card of its own.
-
-    The others leave it units to fail over: they write two units after its first fault, and the rest after its second.
-    The files in `where` are the faults.
-    """
-
-    class Carded(EngineWorker):
-        _num_written = 0
-
-        def __init__(self, spec: Any, ledger: Any, *args: Any) -> None:
-            workplace = Workplace.of_run(spec.run_path, spec.log_settings)
-            sick = where / "sick"
-            with suppress(FileExistsError), sick.open("x") as file:
-                file.write(workplace.actor)
-            self._is_sick = sick.read_text() == workplace.actor
-            workplace = replace(workplace, card=f"GPU 0 of {'sick' if self._is_sick else 'well'}-{workplace.actor}")
-            super().__init__(spec, ledger, *args, workplace=workplace)
-
-        async def _finish(self, rows: list[EncodedRow]) -> None:
-            if self._is_sick:
-                await super()._finish(rows[:1])  # it fails in the middle of the unit
-                (where / f"fault of {os.getpid()}").touch()
-                raise DeviceFault("CUDA error: an illegal memory access was encountered")
-            while len(list(where.glob("fault of *"))) < 1 + (self._num_written >= 2):
-                await asyncio.sleep(0.2)
-            await super()._finish(rows)
-            self._num_written += 1
-
-    return Carded
 
 
 def fails_over(word: str) -> type[EngineWorker]:

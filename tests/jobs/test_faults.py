@@ -8,15 +8,7 @@ import pytest
 
 from actors.errors import DeviceFault
 from jobs.driver import execution
-from tests.jobs.faulty import (
-    POINTS,
-    dies_at_every_point,
-    dies_over,
-    fails_at_a_place,
-    hangs_once,
-    has_a_sick_card,
-    never_finishes,
-)
+from tests.jobs.faulty import POINTS, dies_at_every_point, dies_over, fails_at_a_place, hangs_once, never_finishes
 from tests.jobs.runs import commits, content, errors, generations, problems, prompts, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_address")]
@@ -105,20 +97,6 @@ def test_a_place_that_fails_gives_its_units_to_the_others(job, tmp_path, plain_r
     printed = job.printed()
     assert re.search(r"[1-9]\d* units were given back by places that failed or were drained", printed), printed
     assert said in printed
-    assert content(job.output) == content(plain_run / "out")
-    assert problems(job.output) == []
-
-
-def test_a_card_that_fails_twice_is_named_and_left_out_and_the_others_write_every_row_once(
-    job, tmp_path, plain_run, monkeypatch
-):
-    job.source = plain_run / "in.jsonl"
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    monkeypatch.setattr(execution, "EngineWorker", has_a_sick_card(faults))
-    assert job.generate("--actors.min_actors=2", "--actors.max_actors=2", "--actors.units_in_flight=1") == 0
-    assert len(list(faults.glob("fault of *"))) == 2
-    assert re.search(r"GPU 0 of sick-\w+ failed twice, and gets no more units", job.printed())
     assert content(job.output) == content(plain_run / "out")
     assert problems(job.output) == []
 
