@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from transformers import AutoConfig, PretrainedConfig
 
+from decoding.cache.footprint import GIB, SHARE, Footprint
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.loading import GIB, SHARE, Footprint, footprint_of
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.quantized.packed_format import packed_layout
 from decoding.engine.options import EngineOptions
 

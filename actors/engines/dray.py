@@ -1,5 +1,6 @@
 """The models of Dray's own engine: loaded in the process that runs it, described for its parts."""
 
+import gc
 import logging
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,7 @@ def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) ->
                 raise
             _log.warning(Event("out of memory", slots=num_slots, going_on_with=num_slots // 2, running=0))
             clear_frames(error.__traceback__)  # which hold what was loaded
+        gc.collect()  # recordings and what they record are in a circle of references
         settings = replace(settings, engine=replace(settings.engine, num_slots=num_slots // 2))
 
 

@@ -9,8 +9,9 @@ import torch
 
 from actors.engines.model_check import why_not_fused
 from actors.settings import MOST_SLOTS, GeneratorSettings
+from decoding.cache.footprint import GIB, SHARE, Footprint
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.loading import GIB, SHARE, Footprint, footprint_of, made_of
+from decoding.checkpoint.loading import footprint_of, made_of
 from decoding.checkpoint.model_files import codes_in
 from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import NEED_A_MODEL, OWN_HEAD
@@ -69,20 +70,21 @@ def _recorded(settings: GeneratorSettings, model: str, length: int) -> tuple[int
     return num_kernels * _BYTES_A_KERNEL, num_logits * getattr(torch, settings.models.dtype).itemsize
 
 
-def with_slots(settings: GeneratorSettings) -> GeneratorSettings:
+def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSettings:
     """Return the settings with the number of slots that `auto` is in this process, whose models are not loaded yet.
 
     It is what the GPU has room for beside the models, in the memory that is free now, and at most MOST_SLOTS. A process
-    with a part of a GPU gets that part of its memory. Raises ValueError if not one slot fits.
+    with a part of a GPU gets that part of its memory. `num_engines` over the same models are there at once. Raises
+    ValueError if not one slot fits.
     """
     if not settings.has_slots_by_memory:
         return settings
     models, drafter = settings.models, settings.engine.pick_drafter(settings.models.draft)
     named = [models.target, *([models.draft] if models.draft is not None and drafter in NEED_A_MODEL else [])]
     found = [footprint(settings, model) for model in named]
-    fixed, of_a_slot = sum(each.fixed for each in found), sum(each.of_a_slot for each in found)
+    fixed, of_a_slot = sum(each.fixed for each in found), num_engines * sum(each.of_a_slot for each in found)
     free, own = torch.cuda.mem_get_info()
-    if ray.is_initialized():
+    if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:  # a driver holds nothing
         own = int(own * min(1.0, ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
     room = min(free, own) - (1 - SHARE) * own - fixed
     if room < of_a_slot:

@@ -198,12 +198,12 @@ class Ledger(HandOuts, RunNotes):
         failed, or models could not be loaded. A unit that a device failed over may be to blame, as if its process had
         died. `card` is that device, another of which then does the unit, if there is one.
         """
-        self._places.join(process, node, actor, card)
+        self._places.join(process, node, actor, card if unit_id is not None else "")
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
             where = ""
             if is_broken and card and (unit := self._units.get(unit_id)) is not None:
-                where = self._places.card_failed(process, unit_id)
-                unit.failed_card = card
+                where = self._places.card_failed(process, unit_id, self._is_node_alive)
+                unit.failed_card, unit.card_failed_at = card, self._clock()
                 for each in self._places.left_out_in_words():
                     self.warn(each, each)
             self._take_back(process, unit_id, has_died=is_broken, where=where)
@@ -245,7 +245,7 @@ class Ledger(HandOuts, RunNotes):
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return Signal.STOP
         causes, left_out = "; ".join(self._places.failures()), self._places.cards_left_out()
-        if left_out and len(left_out) == len(self._places.faults):
+        if left_out and not self._places.cards_left(self._is_node_alive):
             return f"no card is left, since each has failed twice or more: {'; '.join(left_out)} ({causes})"
         since = self._places.all_failed_since(self._is_node_alive)
         if not self._places.has_been_well and self._places.num_failed() >= self._num_places:
@@ -267,8 +267,9 @@ class Ledger(HandOuts, RunNotes):
 
     def _may_begin(self, unit_id: int, process: str) -> bool:
         """Tell whether a process may begin a unit: not on the card that failed over it, while there is another one."""
-        card = self._units.get(unit_id, UnitRecord()).failed_card
-        return self._places.may_begin(process) and not self._places.should_avoid(process, card, self._is_node_alive)
+        unit = self._units.get(unit_id, UnitRecord())
+        failed = unit.failed_card, unit.card_failed_at
+        return self._places.may_begin(process) and not self._places.should_avoid(process, *failed, self._is_node_alive)
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""

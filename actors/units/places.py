@@ -57,10 +57,12 @@ class PlaceTable:
         self.has_been_well = False
         self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
         self._in_a_row: Counter[str] = Counter()  # faults of a card since it did anything
+        self._node_of: dict[str, str] = {}  # each card that was seen
 
     def num_well(self) -> int:
         """Return the number of places that get units."""
-        return sum(place.is_well for place in self._places.values())
+        left_out = self.cards_left_out()
+        return sum(place.is_well and place.card not in left_out for place in self._places.values())
 
     def num_failed(self) -> int:
         """Return the number of places that have failed."""
@@ -78,15 +80,16 @@ class PlaceTable:
         place.node, place.actor, place.card = node or place.node, actor or place.actor, card or place.card
         if card:
             self.faults.setdefault(card, {})
+            self._node_of[card] = place.node
         return place
 
-    def card_failed(self, process: str, unit_id: int) -> str:
-        """Record that the card of a process failed over a unit; return the card, empty where no other could be."""
+    def card_failed(self, process: str, unit_id: int, is_node_alive: Callable[[str], bool]) -> str:
+        """Record that the card of a process failed over a unit; return the card, empty where no other can be tried."""
         card = self.join(process).card
         if card:
             self._in_a_row[card] += process not in self.faults[card]
             self.faults[card].setdefault(process, set()).add(unit_id)
-        return card if len(self.faults) > 1 else ""
+        return card if self.cards_left(is_node_alive) - {card} else ""
 
     def card_works(self, process: str) -> None:
         """Record that a process has finished rows on its card."""
@@ -110,15 +113,22 @@ class PlaceTable:
             or self._in_a_row[card] >= _MOST_IN_A_ROW + (len(num_own) == 1)
         ]
 
+    def cards_left(self, is_node_alive: Callable[[str], bool]) -> set[str]:
+        """Return the cards of living nodes that may get units."""
+        return {card for card, node in self._node_of.items() if is_node_alive(node)}.difference(self.cards_left_out())
+
     def left_out_in_words(self) -> list[str]:
         """Return a sentence for each card that gets no units."""
         return [f"{card} failed twice, and gets no more units" for card in self.cards_left_out()]
 
-    def should_avoid(self, process: str, card: str, is_node_alive: Callable[[str], bool]) -> bool:
-        """Tell whether a process has this card, and one with another card gets units, or will after its rest."""
-        if not card or self.join(process).card != card:
-            return False
+    def should_avoid(self, process: str, card: str, failed_at: float, is_node_alive: Callable[[str], bool]) -> bool:
+        """Tell whether a process has this card, and one with another card gets units, or will after its rest.
+
+        It is no longer so some minutes after the failure: cards that wait for each other's units would wait for ever.
+        """
         none, now = {card, "", *self.cards_left_out()}, self._clock()
+        if not card or self.join(process).card != card or now >= failed_at + _LONGEST_REST_S:
+            return False
         return any(
             place.card not in none and not place.leaves and is_node_alive(place.node)
             for place in self._places.values()
@@ -212,7 +222,8 @@ class PlaceTable:
     def all_failed_since(self, is_node_alive: Callable[[str], bool]) -> float:
         """Return since when all places on living nodes have failed; infinity if one has not, or if there is none."""
         failed_at = [place.failed_at for place in self._places.values() if place.failure is not None]
-        others = (place for place in self._places.values() if place.failure is None)
+        left_out = self.cards_left_out()
+        others = (place for place in self._places.values() if place.failure is None and place.card not in left_out)
         return inf if not failed_at or any(is_node_alive(place.node) for place in others) else max(failed_at)
 
     def failures(self) -> list[str]:
@@ -227,9 +238,12 @@ class PlaceTable:
 
     def num_free_places(self) -> int:
         """Return the free places of well processes that have had no unit of their own for a moment."""
-        now = self._clock()
+        now, left_out = self._clock(), self.cards_left_out()
         return sum(
             self._units_in_flight - len(place.backups)
             for place in self._places.values()
-            if place.is_well and not place.units and now - place.idle_since >= _IDLE_AFTER_S
+            if place.is_well
+            and place.card not in left_out
+            and not place.units
+            and now - place.idle_since >= _IDLE_AFTER_S
         )

@@ -65,6 +65,7 @@ class UnitRecord:
     group: Group | None = None  # the last of them
     died_alone: dict[int, set[str]] = field(default_factory=dict)  # where, by row: processes, and cards that failed
     failed_card: str = ""  # the last that failed over it
+    card_failed_at: float = -inf  # when
 
     @property
     def workers(self) -> list[Worker]:

@@ -4,8 +4,10 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 
 from actors.engine.loop import EngineLoop
@@ -14,7 +16,7 @@ from actors.engines.footprint import footprint, slots_in_words, with_slots
 from actors.placement import StageSettings
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.checkpoint.loading import GIB
+from decoding.cache.footprint import GIB
 from decoding.checkpoint.supported import load_config
 from tests.actors.engine.engines import Pair, alone, sequences, tokens
 from tests.decoding.stand_in_gpu import StandInGpu, record_forwards
@@ -40,7 +42,7 @@ def set_memory(patch: pytest.MonkeyPatch, total: int, free: int | None = None) -
 
 
 def bytes_of_keys(settings: GeneratorSettings, num_slots: int) -> int:
-    """Return what a layer of the target's cache allocates at once for so many slots."""
+    """Return what a layer of the target's cache allocates at once for this many slots."""
     given, target = replace(settings, engine=replace(settings.engine, num_slots=num_slots)), settings.models.target
     return footprint(given, target).cache // (2 * load_config(target).num_hidden_layers)
 
@@ -113,12 +115,17 @@ def test_a_gpu_with_room_for_more_gets_256_and_a_part_of_it_its_part(text_pair, 
     set_memory(monkeypatch, 4 * (-(-10 * bytes_planned(settings, 9) // 9) + 1))
 
     class OfAQuarter:
+        worker = SimpleNamespace(mode=ray.WORKER_MODE)
+
         def get_assigned_resources(self) -> dict[str, float]:
             return {"GPU": 0.25}
 
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     monkeypatch.setattr("ray.get_runtime_context", OfAQuarter)
     assert with_slots(settings).engine.num_slots == 9
+    OfAQuarter.worker.mode = ray.SCRIPT_MODE  # a driver, which Ray gives nothing
+    assert with_slots(settings).engine.num_slots > 30
+    assert with_slots(settings, 3).engine.num_slots == with_slots(settings).engine.num_slots // 3
 
 
 def test_a_number_a_processor_and_models_in_other_processes_have_what_they_had(text_pair, monkeypatch):
