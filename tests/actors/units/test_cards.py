@@ -128,3 +128,46 @@ def test_a_card_fails_once_with_all_units_in_flight() -> None:
         given = {"report": f"{unit_id}", "unit_id": unit_id, "is_broken": True, "actor": f"actor of {A}", "card": A}
         cluster.ledger.place_failed(*where, "CUDA error", **given)
     assert cluster.ledger.warnings() == []
+
+
+def fail(ledger: Ledger, unit_id: int, card: str, number: int, num_rows: int = 1) -> None:
+    """Let a new process of a card's actor begin a unit, alone if it is careful, and fail over it."""
+    process, where = f"{card}, {number}", (f"node of {card}", f"actor of {card}")
+    attempt = ledger.begin(unit_id, num_rows, process, where[0], False, f"{number}", where[1], card)
+    assert attempt is not None
+    assert not isinstance(attempt, Signal)
+    if attempt.is_careful:
+        ledger.next_group(unit_id, f"{number}", 0)
+    given = {"report": f"{number}", "unit_id": unit_id, "is_broken": True, "actor": where[1], "card": card}
+    ledger.place_failed(process, where[0], "CUDA error", **given)
+
+
+def test_cards_that_hold_calls_of_units_over_which_they_failed_wait_for_each_other_some_minutes_at_most() -> None:
+    cluster = Cluster(A, B)
+    for unit_id, card in enumerate((A, B)):
+        fail(cluster.ledger, unit_id, card, unit_id)
+        cluster.ledger.join(f"{card}, again", f"node of {card}", f"actor of {card}", card)
+    cluster.clock.now += 200.0
+    assert [cluster.ledger.held(unit_id, f"{card}, again") for unit_id, card in enumerate((A, B))] == [Signal.WAIT] * 2
+    cluster.clock.now += 200.0
+    for unit_id, card in enumerate((A, B)):
+        assert cluster.ledger.begin(
+            unit_id, 1, f"{card}, again", f"node of {card}", False, "again", f"actor of {card}", card
+        ) not in (None, Signal.WAIT)
+
+
+def test_a_run_ends_where_each_card_of_a_living_node_is_left_out_though_there_were_others() -> None:
+    cluster, gone = Cluster(A, B, sick={A}), set[str]()
+    cluster.ledger._is_node_alive = lambda node: node not in gone
+    assert [cluster.finish(unit_id) for unit_id in range(3)] == [set()] * 3
+    gone.add(f"node of {B}")
+    held = cluster.ledger.held(7, cluster.processes[A])
+    assert isinstance(held, str)
+    assert held.startswith(f"no card is left, since each has failed twice or more: {A}")
+
+
+def test_a_card_that_is_left_out_counts_as_no_place_that_gets_units() -> None:
+    cluster = Cluster(A, B, sick={A})
+    assert [cluster.finish(unit_id) for unit_id in range(3)] == [set()] * 3
+    cluster.ledger.join(f"{A}, again", f"node of {A}", f"actor of {A}", A)
+    assert cluster.ledger.num_joined() == 1
