@@ -34,7 +34,7 @@ def over_plain(
 
     Fresh engines are made for each repeat, untimed, so that nothing learned from finished texts helps the next.
     """
-    batch = options[0].num_slots
+    batch = options[0].slots
     ways = {
         name: engine_way(partial(Engine.over, own, how), lambda _: rows())
         for (name, own), how in zip(parts.items(), options, strict=True)

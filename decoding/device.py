@@ -23,6 +23,7 @@ _FAULTS = (
     "cublas_status_execution_failed",
     "cublas_status_internal_error",
 )
+_HINT = "to enable device-side assertions"  # what torch ends each of CUDA's errors with
 _OF_CUDA = ("cuda error", "triton error [cuda]")
 _CAPTURING = "captur"  # the device refuses to record a piece of work, and is well
 
@@ -72,7 +73,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_device_fault(error: BaseException) -> bool:
     """Tell whether an exception says that a device failed, after which its process can compute nothing more."""
-    text = str(error).lower()
+    text = str(error).lower().replace(_HINT, "")
     if not isinstance(error, RuntimeError) or is_out_of_memory(error) or _CAPTURING in text:
         return False
     is_said = any(words in text for words in _OF_CUDA) and any(words in text for words in _FAULTS)

@@ -83,7 +83,7 @@ def make_application(
     application is deployed over theirs, and take its draft; without one they are replaced, in any case.
     """
     asked = deployment_settings
-    num_taken = models[0].settings.engine.num_slots + replica_settings.max_waiting  # samples, by a replica
+    num_taken = models[0].settings.most_slots + replica_settings.max_waiting  # samples, by a replica
     lifetime: dict[str, Any] = {
         "max_surge_percent": asked.max_surge_percent,
         "graceful_shutdown_timeout_s": asked.drain_timeout_s,
@@ -143,7 +143,7 @@ def _engine_options(settings: GeneratorSettings, asked: DeploymentSettings, num_
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=asked.min_replicas,
                 max_replicas=asked.max_replicas,
-                target_ongoing_requests=asked.target_ongoing_requests or float(settings.engine.num_slots),
+                target_ongoing_requests=asked.target_ongoing_requests or float(settings.engine.slots),
                 upscale_delay_s=asked.upscale_delay_s,
                 downscale_delay_s=asked.downscale_delay_s,
             )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from transformers import AutoConfig, PretrainedConfig
 
+from decoding.cache.footprint import GIB, SHARE, Footprint
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.loading import GIB, Footprint, footprint_of
+from decoding.checkpoint.loading import footprint_of
 from decoding.checkpoint.quantized.packed_format import packed_layout
 from decoding.engine.options import EngineOptions
 
@@ -21,7 +22,6 @@ GPU_GIB = {  # as CUDA reports them to programs
     "L40S (48 GB)": 44.4,
     "L4, A10G (24 GB)": 21.9,
 }
-SHARE = 0.9  # the rest is for what a forward needs for a moment, and for CUDA itself
 LENGTHS = (1024, 2048, 4096, 8192)
 
 

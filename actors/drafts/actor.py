@@ -9,6 +9,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 
@@ -68,7 +70,7 @@ class DraftActor:
         Raises ValueError for a request that does not fit the lane, and forgets the lane then.
         """
         started = time.perf_counter()
-        with self._drafting:
+        with self._guarded():
             if terms is not None:
                 self._begin(lane, terms)
             if lane not in self._mirrors:
@@ -77,9 +79,8 @@ class DraftActor:
             try:
                 reply = self._mirrors[lane].draft(request)
             except Exception as error:
-                if is_device_fault(error):  # nothing more can be computed here: another process takes this one's place
-                    end_process(Event("draft actor lost its device", cause=str(error)))
-                self.leave(lane)  # half of the request may have been applied
+                if not is_device_fault(error):
+                    self.leave(lane)  # half of the request may have been applied
                 raise
         seconds = time.perf_counter() - started
         self._draft_seconds += seconds
@@ -100,7 +101,7 @@ class DraftActor:
             ready = model.weights.check(weights)
         except ValueError as error:
             raise ValueError(f"the draft {path!r} {error}") from error
-        with self._drafting:
+        with self._guarded():
             model.weights.put(ready)
             for mirror in self._mirrors.values():
                 mirror.renew()
@@ -108,13 +109,24 @@ class DraftActor:
 
     def leave(self, lane: str) -> None:
         """Forget a lane, if it is known."""
-        with self._drafting:
+        with self._guarded():
             if lane in self._mirrors:
                 self._mirrors.pop(lane).release()
 
     def stats(self) -> dict[str, float]:
         """Return the seconds that the replies took, and the number of lanes."""
         return {"draft_seconds": self._draft_seconds, "num_lanes": len(self._mirrors)}
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Hold what one call at a time may do. If the device fails, the process ends, and another takes its place."""
+        with self._drafting:
+            try:
+                yield
+            except Exception as error:
+                if is_device_fault(error):  # nothing more can be computed here
+                    end_process(Event("draft actor lost its device", cause=str(error)))
+                raise
 
     def _begin(self, lane: str, terms: DraftTerms) -> None:
         model = self._sound_model()

@@ -151,14 +151,14 @@ class EngineLoop:
         engine = self.engine
         num_running = engine.num_running
         return EngineStats(
-            num_slots=engine.options.num_slots,
+            num_slots=engine.options.slots,
             num_running=num_running,
             num_waiting=max(0, len(self._unfinished) - num_running),
             busy_seconds=self._busy_seconds,
             round_seconds=engine.round_seconds,
             num_out_of_memory=self._num_out_of_memory,
             draft_version=engine.draft_version,
-            num_positions=engine.options.num_slots * engine.max_model_len,
+            num_positions=engine.options.slots * engine.max_model_len,
             num_positions_used=sum(map(len, engine.in_flight)),
             num_texts=self._num_texts,
             num_tokens=self._num_tokens + sum(len(each.output_token_ids) for each in list(self._unfinished)),
@@ -187,7 +187,7 @@ class EngineLoop:
         newcomers, self._inbox = self._inbox, []
         if self._backlog.waiting:
             num_others = len(self._unfinished) - len(self._backlog)
-            newcomers += self._backlog.take(self.engine.options.num_slots, num_others)
+            newcomers += self._backlog.take(self.engine.options.slots, num_others)
         finished: list[Sequence] = []
         try:
             finished = await loop.run_in_executor(self._thread, self._step, newcomers, loop)
@@ -207,7 +207,8 @@ class EngineLoop:
             stream.look(len(self._streams) / _MAX_SENT_PER_S)
         self._backlog.remove(finished)
         for sequence in finished:
-            future = self._unfinished.pop(sequence)
+            if (future := self._unfinished.pop(sequence, None)) is None:
+                continue  # its caller has heard of a failure, after which the engine could not be cleared
             self._num_texts += sequence.asked is None
             self._num_tokens += len(sequence.output_token_ids)
             if not future.done():
@@ -247,7 +248,7 @@ class EngineLoop:
 
         That is the shortage itself, unless the device fails meanwhile.
         """
-        num_slots, num_running = self.engine.options.num_slots, self.engine.num_running
+        num_slots, num_running = self.engine.options.slots, self.engine.num_running
         if num_slots == 1 and not num_running:
             return shortage
         _log.warning(Event("out of memory", slots=num_slots, going_on_with=max(1, num_slots // 2), running=num_running))

@@ -1,12 +1,17 @@
 """The models of Dray's own engine: loaded in the process that runs it, described for its parts."""
 
+import gc
+import logging
+from dataclasses import replace
 from functools import partial
+from traceback import clear_frames
 from typing import Any
 
 import ray
 import torch
 
 from actors.drafts.remote_drafter import DraftLinks
+from actors.engines.footprint import with_slots
 from actors.engines.loaded import Loaded
 from actors.placement import StageSettings
 from actors.settings import GeneratorSettings, ModelSettings
@@ -15,18 +20,24 @@ from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
 from decoding.choices import TEXT_DEPENDS_ON_DRAFT
-from decoding.device import Device
+from decoding.device import Device, is_out_of_memory
 from decoding.engine.engine import Engine
 from decoding.engine.rounds.lane import divide_slots
 from decoding.fused.kernels import linear_kind
 from decoding.gpu.available import gpu_kind
+from pipeline.logs import Event
+
+_log = logging.getLogger(__name__)
 
 
 def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded:
     """Return the engine of these settings, and what it says about itself. Raises ValueError as `load_engine` does."""
     engine = load_engine(settings, links)
     if not isinstance(engine.target, ShardedModel):
-        return _described(engine, settings.models.draft)
+        loaded = _described(engine, settings.models.draft)
+        if settings.has_slots_by_memory:  # which the configuration does not say
+            loaded.footer["slots"] = engine.options.slots
+        return loaded
     try:
         return _described(engine, settings.models.draft, close=engine.target.pipeline.close)
     except BaseException:
@@ -40,7 +51,26 @@ def _described(engine: Engine, draft: str | None, **own: Any) -> Loaded:
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
-    """Return the engine of these settings, loaded and probed. Raises ValueError with the reason why it cannot run."""
+    """Return the engine of these settings, loaded and probed. Raises ValueError with the reason why it cannot run.
+
+    Where the memory of a GPU decides the number of slots, an engine for which it runs out nevertheless is loaded again
+    with half of them.
+    """
+    is_by_memory, settings = settings.has_slots_by_memory, with_slots(settings)
+    while True:
+        try:
+            return _loaded_engine(settings, links)
+        except RuntimeError as error:
+            num_slots = settings.engine.slots
+            if not is_by_memory or num_slots == 1 or not is_out_of_memory(error):
+                raise
+            _log.warning(Event("out of memory", slots=num_slots, going_on_with=num_slots // 2, running=0))
+            clear_frames(error.__traceback__)  # which hold what was loaded
+        gc.collect()  # recordings and what they record are in a circle of references
+        settings = replace(settings, engine=replace(settings.engine, num_slots=num_slots // 2))
+
+
+def _loaded_engine(settings: GeneratorSettings, links: DraftLinks | None) -> Engine:
     models = settings.models
     load = partial(
         Engine.load,
@@ -132,7 +162,7 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
         **footer_facts(engine),
         "drafter": engine.options.pick_drafter(draft),
         **target.facts(),
-        "slots": engine.options.num_slots,
+        "slots": engine.options.slots,
         "lanes": len(engine.lanes),
         "max_model_len": engine.max_model_len,
     }
@@ -152,5 +182,5 @@ def round_seconds(engine: Engine) -> tuple[float, ...]:
     costs, most = engine.lanes[0].schedule.costs, engine.options.num_speculative_tokens
     if costs is None or costs.is_overlapped:
         return ()
-    rows = divide_slots(engine.options.num_slots, len(engine.lanes))[0]
+    rows = divide_slots(engine.options.slots, len(engine.lanes))[0]
     return tuple(round(costs.of_round(rows, length), 6) for length in range(most + 1))

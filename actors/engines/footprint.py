@@ -1,17 +1,20 @@
 """Memory of the models of an engine, as far as it is known before they are loaded, and how much there is."""
 
+import logging
 from dataclasses import replace
 
 import psutil
+import ray
 import torch
 
 from actors.engines.model_check import why_not_fused
-from actors.settings import GeneratorSettings
+from actors.settings import MOST_SLOTS, GeneratorSettings
+from decoding.cache.footprint import GIB, SHARE, Footprint
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.loading import Footprint, footprint_of, made_of
+from decoding.checkpoint.loading import footprint_of, made_of
 from decoding.checkpoint.model_files import codes_in
 from decoding.checkpoint.supported import load_config, max_positions
-from decoding.choices import OWN_HEAD
+from decoding.choices import NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
 from decoding.fused.coded_linear import codes_run
 from decoding.heads.assistant_folder import fitting_assistant
@@ -19,6 +22,7 @@ from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
 from decoding.heads.mtp.files import own_head
 
+_log = logging.getLogger(__name__)
 # Of a recorded kernel, in the device's memory. It was not measured: graphs of some hundred kernels are said to
 # take 3 to 8 MB.
 _BYTES_A_KERNEL = 16 << 10
@@ -33,13 +37,14 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     """
     engine, models, is_apart = settings.engine, settings.models, settings.stages.is_apart
     length = settle_max_model_len(engine.max_model_len, max_positions(load_config(models.target)))
-    sizes, target = (engine.num_slots, length), (load_config(models.target), models.target)
+    sizes, target = (engine.slots, length), (load_config(models.target), models.target)
     if model == OWN_HEAD:
         num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
     elif model == models.target or not is_head(model):
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
         if models.device == "cuda" and not is_apart and not why_not_fused(model, "cuda"):
-            found = replace(found, recorded=_recorded(settings, model, length))
+            recorded, logits = _recorded(settings, model, length)
+            found = replace(found, recorded=recorded, logits_per_slot=logits)
         if not _codes_run(settings, model):
             return found
         saved = sum(tensor.num_bytes_saved for tensor in set(codes_in(model).values()))  # a shared one counts once
@@ -52,17 +57,55 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
     return Footprint(num_weights * num_bytes, per_token * num_bytes, *sizes)
 
 
-def _recorded(settings: GeneratorSettings, model: str, length: int) -> int:
-    """Return the bytes of the recordings that are made before the first round, and of the logits of a round.
+def _recorded(settings: GeneratorSettings, model: str, length: int) -> tuple[int, int]:
+    """Return the bytes of the recordings that are made before the first round, and of a slot's logits of a round.
 
     There is room for twice the logits: it grows by doubling. A draft has those of one token of each row.
     """
     engine, text = settings.engine, load_config(model).get_text_config()
     num_lengths = 1 + engine.num_speculative_tokens
-    num_logits = 2 * engine.num_slots * (num_lengths if model == settings.models.target else 1) * text.vocab_size
+    num_logits = 2 * (num_lengths if model == settings.models.target else 1) * text.vocab_size
     num_reaches = 1 + max(0, (length - 1).bit_length() - (_SHORTEST_REACH - 1).bit_length())
     num_kernels = num_lengths * num_reaches * text.num_hidden_layers * _KERNELS_A_LAYER
-    return int(num_logits * getattr(torch, settings.models.dtype).itemsize + num_kernels * _BYTES_A_KERNEL)
+    return num_kernels * _BYTES_A_KERNEL, num_logits * getattr(torch, settings.models.dtype).itemsize
+
+
+def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSettings:
+    """Return the settings with the number of slots that `auto` is in this process, whose models are not loaded yet.
+
+    It is what the GPU has room for beside the models, in the memory that is free now, and at most MOST_SLOTS. A process
+    with a part of a GPU gets that part of its memory. `num_engines` over the same models are there at once. Raises
+    ValueError if not one slot fits.
+    """
+    if not settings.has_slots_by_memory:
+        return settings
+    models, drafter = settings.models, settings.engine.pick_drafter(settings.models.draft)
+    named = [models.target, *([models.draft] if models.draft is not None and drafter in NEED_A_MODEL else [])]
+    found = [footprint(settings, model) for model in named]
+    fixed, of_a_slot = sum(each.fixed for each in found), num_engines * sum(each.of_a_slot for each in found)
+    free, own = torch.cuda.mem_get_info()
+    if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:  # a driver holds nothing
+        own = int(own * min(1.0, ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
+    room = min(free, own) - (1 - SHARE) * own - fixed
+    if room < of_a_slot:
+        raise ValueError(
+            f"engine.num_slots is auto, and not one slot of this GPU fits beside the models: they and their recordings "
+            f"take {fixed / GIB:.2f} GiB and a slot {of_a_slot / GIB:.2f}; of {own / GIB:.2f} GiB {free / GIB:.2f} are "
+            f"free, and {(1 - SHARE) * own / GIB:.2f} are kept for forwards; lower engine.max_model_len, use a larger "
+            "GPU, or set engine.num_slots"
+        )
+    number = min(MOST_SLOTS, int(room // of_a_slot))
+    text = (
+        "engine.num_slots auto: %d slots of %.3f GiB, beside %.2f GiB of models and recordings; %.2f of %.2f are free"
+    )
+    _log.info(text, number, of_a_slot / GIB, fixed / GIB, free / GIB, own / GIB)
+    return replace(settings, engine=replace(settings.engine, num_slots=number))
+
+
+def slots_in_words(settings: GeneratorSettings) -> str:
+    """Return for a reader how many slots an engine has, as far as that is known where its GPU is not."""
+    by_memory = f"as many as its GPU has room for (engine.num_slots auto), at most {MOST_SLOTS}"
+    return by_memory if settings.has_slots_by_memory else str(settings.engine.slots)
 
 
 def made_of_in_words(settings: GeneratorSettings, model: str) -> str:

@@ -118,14 +118,16 @@ class StageActor:
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of the Stage that returns nothing."""
-        getattr(self._stage, method)(*args)
+        with self._together(is_joint=False):
+            getattr(self._stage, method)(*args)
 
     def change(self, attribute: str, value: int) -> None:
         """Set an attribute of the Stage that says how it runs."""
         setattr(self._stage, attribute, value)
 
     def is_finite(self, session: int, slot: int, length: int) -> bool:
-        return self._stage.cache(session).is_finite(slot, length)
+        with self._together(is_joint=False):
+            return self._stage.cache(session).is_finite(slot, length)
 
     def do(self, work: Work, fed: Any, finish: Finish | None = None) -> Any:
         """Do the work on these tokens, or on what the stage before has done, and return what comes of it.
@@ -146,17 +148,17 @@ class StageActor:
         return Done(out, packed(answer.streams_NX))
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self, *, is_joint: bool = True) -> Iterator[None]:
         """Hold what all ranks of the stage do, or none. A rank that fails may be anywhere in it, and never goes on.
 
-        Nor does a process whose device failed, whether it shares its stage or not.
+        Nor does a process whose device failed, whether it shares its stage or not, or that `is_joint` work or its own.
         """
         if self._has_failed:
             raise RankFailedError(f"rank {self._rank} of a stage has failed, and must be replaced")
         try:
             yield
         except BaseException as error:
-            self._has_failed = self._num_ranks > 1 or is_device_fault(error)
+            self._has_failed = (is_joint and self._num_ranks > 1) or is_device_fault(error)
             raise
 
 

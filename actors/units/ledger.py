@@ -7,7 +7,6 @@ announced here first. The group that was announced when a process died is suspec
 alone when two processes died is condemned: it becomes an error row, its neighbours do not.
 
 The death of a process with its node, and a call that Ray repeats for another reason, count against no row.
-
 A place that fails, and not its unit, gives the unit back: the feed hands it out again, to another place
 (`actors.units.places`). A node that is drained gives all its units back.
 
@@ -65,9 +64,9 @@ class Ledger(HandOuts, RunNotes):
         self._num_dead_reported = 0
         self._dismissed: set[str] = set()  # processes that did not die over what they held
 
-    def join(self, process: str, node: str = "", actor: str = "") -> None:
+    def join(self, process: str, node: str = "", actor: str = "", card: str = "") -> None:
         """Add a process that is ready to work, in the place of the one that had its actor before."""
-        self._places.join(process, node, actor)
+        self._places.join(process, node, actor, card)
         self._places.has_been_well = True
 
     def num_joined(self) -> int:
@@ -76,7 +75,7 @@ class Ledger(HandOuts, RunNotes):
 
     def place_failures(self, ever: bool = False) -> list[str]:
         """Return why places get no units now, each cause once, or the last cause on each node where one ever failed."""
-        return list(self._places.causes.values()) if ever else self._places.failures()
+        return [*self._places.causes.values(), *self._places.left_out_in_words()] if ever else self._places.failures()
 
     def dismiss(self) -> None:
         """Remove all processes, which will be replaced: the units that they leave count against no row."""
@@ -93,6 +92,7 @@ class Ledger(HandOuts, RunNotes):
         is_backup: bool = False,
         call: str = "",
         actor: str = "",
+        card: str = "",
     ) -> Attempt | Signal | None:
         """Let an actor's process on a node begin a unit. Return None if it may not, and WAIT if its place has failed.
 
@@ -102,7 +102,7 @@ class Ledger(HandOuts, RunNotes):
         """
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return None
-        self._places.join(process, node, actor)  # its own call of `join` may come later
+        self._places.join(process, node, actor, card)  # its own call of `join` may come later
         unit = self._units.setdefault(unit_id, UnitRecord())
         if call:
             if (held := next((worker for worker in unit.workers if worker.call == call), None)) is not None:
@@ -113,7 +113,7 @@ class Ledger(HandOuts, RunNotes):
         is_leaving = before is not None and before.process != process and self._places.is_leaving(before.process)
         if before is not None and not is_leaving and self._places.are_of_two_actors(before.process, process):
             return None  # this call is from before the unit was handed out again; Ray repeats that of the other
-        if not self._places.may_begin(process):
+        if not self._may_begin(unit_id, process):
             self.decline(unit_id, process)
             return Signal.WAIT
         if before is not None and is_leaving:
@@ -155,6 +155,8 @@ class Ledger(HandOuts, RunNotes):
         unit = self._units.get(unit_id)
         if unit is None or unit.worker is None or unit.worker.call != call:
             return None
+        if 0 < number == unit.num_groups:
+            self._places.card_works(unit.worker.process)
         return unit.next_group(number)
 
     def finish(self, unit_id: int, process: str = "") -> None:
@@ -171,6 +173,8 @@ class Ledger(HandOuts, RunNotes):
             self._places.release(worker.process, unit_id)
             if worker.process == process:  # and not one that found the unit committed
                 self._places.succeeded(process)
+                if unit.untried is None:  # a careful unit may have finished no row
+                    self._places.card_works(process)
 
     def is_finished(self, unit_id: int) -> bool:
         """Return whether the unit is committed."""
@@ -186,15 +190,23 @@ class Ledger(HandOuts, RunNotes):
         unit_id: int | None = None,
         is_broken: bool = False,
         actor: str = "",
+        card: str = "",
     ) -> None:
         """Let a place that failed rest, and take its unit back, if the failure came with one.
 
         `report` names the failure, so that it counts once. `is_broken` says that the process cannot go on: a device
-        failed, or models could not be loaded. A unit that a device failed over may be to blame, as if it had died.
+        failed, or models could not be loaded. A unit that a device failed over may be to blame, as if its process had
+        died. `card` is that device, another of which then does the unit, if there is one.
         """
-        self._places.join(process, node, actor)
+        self._places.join(process, node, actor, card if unit_id is not None else "")
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
-            self._take_back(process, unit_id, has_died=is_broken)
+            where = ""
+            if is_broken and card and (unit := self._units.get(unit_id)) is not None:
+                where = self._places.card_failed(process, unit_id, self._is_node_alive)
+                unit.failed_card, unit.card_failed_at = card, self._clock()
+                for each in self._places.left_out_in_words():
+                    self.warn(each, each)
+            self._take_back(process, unit_id, has_died=is_broken, where=where)
             self.decline(unit_id, process)  # it may have failed before it began
 
     def decline(self, unit_id: int, process: str) -> None:
@@ -232,15 +244,17 @@ class Ledger(HandOuts, RunNotes):
         """
         if self._is_stopping or unit_id in self._finished or process in self._places.replaced:
             return Signal.STOP
+        causes, left_out = "; ".join(self._places.failures()), self._places.cards_left_out()
+        if left_out and not self._places.cards_left(self._is_node_alive):
+            return f"no card is left, since each has failed twice or more: {'; '.join(left_out)} ({causes})"
         since = self._places.all_failed_since(self._is_node_alive)
-        causes = "; ".join(self._places.failures())
         if not self._places.has_been_well and self._places.num_failed() >= self._num_places:
             return causes
         if self._clock() - since >= self._places_timeout_s:
             return f"no place was left for units for run.places_timeout_s, {self._places_timeout_s:g} seconds: {causes}"
         if unit_id in self._returned and self._has_feed_ended and since == inf:
             return Signal.STOP  # for a new pool, since this one's feed hands out nothing more
-        if not self._places.may_begin(process):
+        if not self._may_begin(unit_id, process):
             return Signal.WAIT
         return Signal.GO if unit_id in self._returned or unit_id not in self._units else Signal.STOP
 
@@ -250,6 +264,12 @@ class Ledger(HandOuts, RunNotes):
         for unit in self._units.values():
             summary.update(unit.counts())
         return {**summary, "num_deaths": len(self._dead)}
+
+    def _may_begin(self, unit_id: int, process: str) -> bool:
+        """Tell whether a process may begin a unit: not on the card that failed over it, while there is another one."""
+        unit = self._units.get(unit_id, UnitRecord())
+        failed = unit.failed_card, unit.card_failed_at
+        return self._places.may_begin(process) and not self._places.should_avoid(process, *failed, self._is_node_alive)
 
     def _new_deaths(self) -> int:
         """Return the number of known deaths that no attempt has reported yet."""
@@ -267,7 +287,7 @@ class Ledger(HandOuts, RunNotes):
         unit.end(before, has_died=has_died)
         return has_died
 
-    def _take_back(self, process: str, unit_id: int, *, has_died: bool) -> None:
+    def _take_back(self, process: str, unit_id: int, *, has_died: bool, where: str) -> None:
         """Take a unit from a process that still runs, and let the feed hand it out again."""
         unit = self._units.get(unit_id)
         for worker in [] if unit is None else [each for each in unit.workers if each.process == process]:
@@ -277,5 +297,5 @@ class Ledger(HandOuts, RunNotes):
             else:
                 unit.num_handed_back += 1
                 self._give_back(unit_id, unit)
-            unit.end(worker, has_died=has_died)
+            unit.end(worker, has_died=has_died, where=where)
             self._places.release(process, unit_id)

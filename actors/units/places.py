@@ -1,9 +1,11 @@
 """PlaceTable: the processes of a run as places of work, with their units, their failures, and how many are idle.
 
 A place that fails (its disk is full, its storage read-only, its device broken, its models cannot be loaded) is not
-a fault of its units. It rests, longer after each failure in a row, and then gets one unit as a trial.
+a fault of its units. It rests, longer after each failure in a row, and then gets one unit as a trial. A card that
+failed over two units gets no more, unless it is the only one, or one of the units makes other cards fail, too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
@@ -12,6 +14,8 @@ from math import inf
 _IDLE_AFTER_S = 1.0
 _FIRST_REST_S, _LONGEST_REST_S, _MOST_DOUBLINGS = 10.0, 300.0, 5
 _DRAINED = "its node is being drained"
+_MOST_FAULTS = 2  # of a card, over units of which none makes another card fail
+_MOST_IN_A_ROW = 5  # of a card, over any units; a row that makes cards fail is condemned after fewer
 
 
 @dataclass
@@ -21,6 +25,7 @@ class Place:
     idle_since: float
     node: str = ""
     actor: str = ""  # a process that joins with the same one has taken its place
+    card: str = ""  # its GPU, for people, and told from all others; empty if it has none
     units: set[int] = field(default_factory=set)
     backups: set[int] = field(default_factory=set)
     failure: str | None = None
@@ -50,16 +55,20 @@ class PlaceTable:
         self.causes: dict[str, str] = {}  # of the last failure on each node
         self._failures: set[tuple[str, str]] = set()  # that were reported, by process and report
         self.has_been_well = False
+        self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
+        self._in_a_row: Counter[str] = Counter()  # faults of a card since it did anything
+        self._node_of: dict[str, str] = {}  # each card that was seen
 
     def num_well(self) -> int:
         """Return the number of places that get units."""
-        return sum(place.is_well for place in self._places.values())
+        left_out = self.cards_left_out()
+        return sum(place.is_well and place.card not in left_out for place in self._places.values())
 
     def num_failed(self) -> int:
         """Return the number of places that have failed."""
         return sum(place.failure is not None for place in self._places.values())
 
-    def join(self, process: str, node: str = "", actor: str = "") -> Place:
+    def join(self, process: str, node: str = "", actor: str = "", card: str = "") -> Place:
         """Add a process, if it is not there, in the place of the one that had its actor. Return its place."""
         if process in self.replaced:
             return Place(self._clock())
@@ -68,8 +77,63 @@ class PlaceTable:
                 self.leave(name)
                 self.replaced.add(name)
         place = self._places.setdefault(process, Place(self._clock()))
-        place.node, place.actor = node or place.node, actor or place.actor
+        place.node, place.actor, place.card = node or place.node, actor or place.actor, card or place.card
+        if card:
+            self.faults.setdefault(card, {})
+            self._node_of[card] = place.node
         return place
+
+    def card_failed(self, process: str, unit_id: int, is_node_alive: Callable[[str], bool]) -> str:
+        """Record that the card of a process failed over a unit; return the card, empty where no other can be tried."""
+        card = self.join(process).card
+        if card:
+            self._in_a_row[card] += process not in self.faults[card]
+            self.faults[card].setdefault(process, set()).add(unit_id)
+        return card if self.cards_left(is_node_alive) - {card} else ""
+
+    def card_works(self, process: str) -> None:
+        """Record that a process has finished rows on its card."""
+        self._in_a_row.pop(self.join(process).card, None)
+
+    def cards_left_out(self) -> list[str]:
+        """Return the cards that get no units.
+
+        They failed twice over units that no other card has failed over, or so often in a row that no row explains it.
+        """
+        cards_of: dict[int, set[str]] = {}
+        for card, faults in self.faults.items():
+            for unit_id in set[int]().union(*faults.values()):
+                cards_of.setdefault(unit_id, set()).add(card)
+        own = {unit_id for unit_id, cards in cards_of.items() if len(cards) == 1}
+        num_own = {card: sum(units <= own for units in faults.values()) for card, faults in self.faults.items()}
+        return [
+            card
+            for card, num in num_own.items()
+            if (num >= _MOST_FAULTS and len(num_own) > 1)
+            or self._in_a_row[card] >= _MOST_IN_A_ROW + (len(num_own) == 1)
+        ]
+
+    def cards_left(self, is_node_alive: Callable[[str], bool]) -> set[str]:
+        """Return the cards of living nodes that may get units."""
+        return {card for card, node in self._node_of.items() if is_node_alive(node)}.difference(self.cards_left_out())
+
+    def left_out_in_words(self) -> list[str]:
+        """Return a sentence for each card that gets no units."""
+        return [f"{card} failed twice, and gets no more units" for card in self.cards_left_out()]
+
+    def should_avoid(self, process: str, card: str, failed_at: float, is_node_alive: Callable[[str], bool]) -> bool:
+        """Tell whether a process has this card, and one with another card gets units, or will after its rest.
+
+        It is no longer so some minutes after the failure: cards that wait for each other's units would wait for ever.
+        """
+        none, now = {card, "", *self.cards_left_out()}, self._clock()
+        if not card or self.join(process).card != card or now >= failed_at + _LONGEST_REST_S:
+            return False
+        return any(
+            place.card not in none and not place.leaves and is_node_alive(place.node)
+            for place in self._places.values()
+            if place.is_well or now < place.rests_until + _LONGEST_REST_S
+        )
 
     def leave(self, process: str) -> None:
         """Remove a process that has died."""
@@ -139,6 +203,8 @@ class PlaceTable:
     def may_begin(self, process: str) -> bool:
         """Tell whether a process may begin a unit: it is well, or it has rested and has no other unit."""
         place = self._places.get(process)
+        if place is not None and place.card in self.cards_left_out():
+            return False
         if place is None or place.is_well:
             return True
         return not place.leaves and not place.units and self._clock() >= place.rests_until
@@ -156,7 +222,8 @@ class PlaceTable:
     def all_failed_since(self, is_node_alive: Callable[[str], bool]) -> float:
         """Return since when all places on living nodes have failed; infinity if one has not, or if there is none."""
         failed_at = [place.failed_at for place in self._places.values() if place.failure is not None]
-        others = (place for place in self._places.values() if place.failure is None)
+        left_out = self.cards_left_out()
+        others = (place for place in self._places.values() if place.failure is None and place.card not in left_out)
         return inf if not failed_at or any(is_node_alive(place.node) for place in others) else max(failed_at)
 
     def failures(self) -> list[str]:
@@ -171,9 +238,12 @@ class PlaceTable:
 
     def num_free_places(self) -> int:
         """Return the free places of well processes that have had no unit of their own for a moment."""
-        now = self._clock()
+        now, left_out = self._clock(), self.cards_left_out()
         return sum(
             self._units_in_flight - len(place.backups)
             for place in self._places.values()
-            if place.is_well and not place.units and now - place.idle_since >= _IDLE_AFTER_S
+            if place.is_well
+            and place.card not in left_out
+            and not place.units
+            and now - place.idle_since >= _IDLE_AFTER_S
         )

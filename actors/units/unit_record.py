@@ -1,12 +1,12 @@
 """UnitRecord: what a ledger knows of one unit that is not finished: who works on it, and who died over it."""
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf, isqrt
 
 from pipeline.inputs.units import WorkUnit
 
-_CONDEMNED_AFTER = 2  # deaths over a row that ran alone
+_CONDEMNED_AFTER = 2  # places where a process died over a row that ran alone
 # Deaths over a unit after which the run fails: something else is wrong. A row that kills costs five (two among all
 # rows, one in its group, two alone, of which the last condemns it), so this leaves room for several.
 MAX_DEATHS = 24
@@ -63,7 +63,9 @@ class UnitRecord:
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     num_groups: int = 0  # that the present attempt was given
     group: Group | None = None  # the last of them
-    deaths_alone: Counter[int] = field(default_factory=Counter)
+    died_alone: dict[int, set[str]] = field(default_factory=dict)  # where, by row: processes, and cards that failed
+    failed_card: str = ""  # the last that failed over it
+    card_failed_at: float = -inf  # when
 
     @property
     def workers(self) -> list[Worker]:
@@ -83,7 +85,7 @@ class UnitRecord:
     @property
     def condemned(self) -> tuple[int, ...]:
         """The rows that must not run again."""
-        return tuple(row for row, deaths in self.deaths_alone.items() if deaths >= _CONDEMNED_AFTER)
+        return tuple(row for row, places in self.died_alone.items() if len(places) >= _CONDEMNED_AFTER)
 
     def counts(self) -> dict[str, int]:
         """Return what a run's summary adds up."""
@@ -121,8 +123,12 @@ class UnitRecord:
         assert number == self.num_groups - 1, "groups are asked for in order"
         return self.group
 
-    def end(self, worker: Worker, *, has_died: bool) -> None:
-        """Take the unit from a process that left it unfinished. `has_died`: over it, not with its node."""
+    def end(self, worker: Worker, *, has_died: bool, where: str = "") -> None:
+        """Take the unit from a process that left it unfinished. `has_died`: over it, not with its node.
+
+        `where` is what may have failed in place of a row: the process unless given. A row that ran alone is condemned
+        when that is so in two such places, and else runs alone once more.
+        """
         self.ended_calls.add(worker.call)
         suspects: tuple[int, ...] = ()
         if worker is self.backup_worker:
@@ -137,5 +143,5 @@ class UnitRecord:
             self.untried.extendleft([suspects] if suspects else [])
             return
         if len(suspects) == 1:
-            self.deaths_alone.update(suspects)
+            self.died_alone.setdefault(suspects[0], set()).add(where or worker.process)
         self.untried.extendleft((row,) for row in reversed(suspects) if row not in self.condemned)

@@ -116,11 +116,12 @@ class UnitWorker:
         return self.ledger.place_failed.remote(
             place.process,
             place.node,
-            f"{place.host}: {cause}" if place.host else cause,
+            f"{where}: {cause}" if (where := place.card or place.host) else cause,
             report=uuid.uuid4().hex,
             unit_id=None if unit is None else unit.unit_id,
             is_broken=self.failure is not None,
             actor=place.actor,
+            card=place.card,
         )
 
     async def _decline(self, unit: WorkUnit, is_backup: bool) -> Signal:
@@ -145,7 +146,7 @@ class UnitWorker:
             return receipt
         call, place = uuid.uuid4().hex, self.workplace
         attempt: Attempt | Signal | None = await self.ledger.begin.remote(
-            unit.unit_id, unit.num_rows, place.process, place.node, is_backup, call, place.actor
+            unit.unit_id, unit.num_rows, place.process, place.node, is_backup, call, place.actor, place.card
         )
         if attempt is None:
             return await committed()

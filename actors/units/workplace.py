@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import ray
@@ -56,6 +56,7 @@ class Workplace:
     node: str
     actor: str = ""
     host: str = ""  # its address, for people
+    card: str = ""  # its GPU, for people, and told from all others
     gives_back: bool = False
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     lock: SharedLock = field(default_factory=SharedLock)
@@ -67,7 +68,7 @@ class Workplace:
         node = context.get_node_id()
         set_up_logs(log_settings, run=run, job=context.get_job_id(), node=node, worker=context.get_worker_id())
         actor, host = context.get_actor_id() or "", ray.util.get_node_ip_address()
-        return cls(Reporter(run, log_settings), node, actor, host, gives_back=True)
+        return cls(Reporter(run, log_settings), node, actor, host, card_of(host), gives_back=True)
 
     @classmethod
     def beside(cls, run: str, log_settings: LogSettings) -> Workplace:
@@ -76,3 +77,16 @@ class Workplace:
             return cls(Reporter(run, log_settings), "")
         context = ray.get_runtime_context()
         return cls(Reporter(run, log_settings), context.get_node_id(), context.get_actor_id() or "")
+
+
+def card_of(host: str) -> str:
+    """Return the name of the GPU that Ray gave this process on a host, with its uuid if CUDA tells it; or nothing."""
+    own = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    if not own:
+        return ""
+    name = f"GPU {','.join(own)} of {host}"
+    with suppress(Exception):  # a GPU that fails here fails when models are loaded, with its reason
+        from torch import cuda  # a light process has none
+
+        name += f" ({', '.join(str(cuda.get_device_properties(each).uuid) for each in range(cuda.device_count()))})"
+    return name.removesuffix(" ()")

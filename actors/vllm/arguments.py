@@ -230,7 +230,7 @@ def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[st
         "dtype": models.dtype,
         "seed": settings.seed % 2**32,
         "max_model_len": max_model_len,
-        "max_num_seqs": options.num_slots,
+        "max_num_seqs": settings.most_slots,
         "speculative_config": (drafting := speculative_config(settings)),
         "per_request_spec_decode_metrics": "none" if drafting is None else "summary",
         "distributed_executor_backend": "mp" if num_processes(settings) > 1 else "uni",
@@ -240,9 +240,9 @@ def engine_arguments(settings: GeneratorSettings, on_processor: bool) -> dict[st
     if on_processor and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & options.vllm.keys():
         with suppress(ValueError, AttributeError, KeyError, TypeError):  # then vLLM takes its own share of the memory
             dtype = "float32" if models.dtype == "auto" else models.dtype
-            caches = cache_of(config, dtype, options.num_slots, max_model_len)
+            caches = cache_of(config, dtype, options.slots, max_model_len)
             if drafting is not None and (draft := drafting.get("model")):
-                caches += cache_of(read_config(draft), dtype, options.num_slots, max_model_len)
+                caches += cache_of(read_config(draft), dtype, options.slots, max_model_len)
             arguments["kv_cache_memory_bytes"] = int(_CACHE_ROOM * caches) + 2**27
     given = {name: value for name, value in options.vllm.items() if name != "lora"}
     if options.vllm.get("lora") is not None:

@@ -121,14 +121,14 @@ class VllmEngine(TokenEngine):
     def description(self) -> dict[str, Any]:
         """Return what the log says about this engine."""
         own = {name: str(value) for name, value in self._arguments.items() if value is not None}
-        return {**self.footer(), "slots": self.options.num_slots, "arguments": own}
+        return {**self.footer(), "slots": self.options.slots, "arguments": own}
 
     def step(self) -> list[Sequence]:
         """Give vLLM the rows for which it has slots, advance all by one of its steps, and return the finished ones.
 
         Raises TargetLostError if vLLM failed, now or before.
         """
-        while self._waiting and len(self._running) < self.options.num_slots:
+        while self._waiting and len(self._running) < self.options.slots:
             self._begin(self._waiting.popleft())
         if self._running or self._failure is not None:
             self._advance()

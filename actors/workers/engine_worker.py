@@ -146,7 +146,7 @@ class EngineWorker(UnitWorker):
             reporter.not_loaded(self.failure)
             self.tell_failure(self.failure)
         else:
-            ledger.join.remote(workplace.process, workplace.node, workplace.actor)
+            ledger.join.remote(workplace.process, workplace.node, workplace.actor, workplace.card)
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""

@@ -222,7 +222,7 @@ class Replica:
         """Count a request's sequences while the block runs. Raises OtherModelError or BusyError for one not taken."""
         if fingerprint and fingerprint != self._settings.fingerprint:
             raise OtherModelError("this engine writes another text than the one that was asked for")
-        if self._num_unfinished >= self._loop.engine.options.num_slots + self._settings.max_waiting:
+        if self._num_unfinished >= self._loop.engine.options.slots + self._settings.max_waiting:
             raise BusyError("too many requests wait already")
         self._num_unfinished += num_sequences
         try:

@@ -109,7 +109,7 @@ class SharedModels:
             gc.collect()  # an earlier engine's recordings are in a circle of references
         for model in (self.target, self.draft) if self.holds_one_cache else ():
             # Plain decoding is not to find the memory full of what drafted for another batch.
-            if model.cache is not None and model.cache.num_slots != options.num_slots:
+            if model.cache is not None and model.cache.num_slots != options.slots:
                 model.forget()
         with (
             patch("decoding.engine.load.load_checked", self._load_checked),

@@ -161,7 +161,7 @@ def _print(entries: list[Entry], table: Table[Written], plan: Plan) -> None:
         share = "-" if entry.share_exact is None else f"{entry.share_exact:.1%}"
         speed = table.speed(entry.name)
         rows.append([entry.name, f"{speed:,.0f}", f"{speed / plain:.2f}", rate, positions, share, margins])
-    show(f"{describe_machine()}; {plan.settings.models.dtype}, {plan.settings.engine.num_slots} slots", _HEADINGS, rows)
+    show(f"{describe_machine()}; {plan.settings.models.dtype}, {plan.settings.engine.slots} slots", _HEADINGS, rows)
 
 
 def _facts(entries: list[Entry], table: Table[Written]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ Its footprint, the memory that it takes on its device, is known from its configu
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from decoding.cache.footprint import Footprint
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format
 from decoding.checkpoint.generation import end_token_ids, generation_of
 from decoding.checkpoint.gguf_file import origin_in_words
@@ -35,7 +35,6 @@ from decoding.fp8.linear import arithmetic_on, weights_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
@@ -202,34 +201,6 @@ def made_of(folder: str, dtype: str, *, is_coded: bool) -> str:
 
 
 _WITHOUT_KEYS = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp"}  # layers that keep no keys
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Numbers of bytes. What a forward needs for a moment depends on device and shapes, and is not included."""
-
-    weights: int
-    cache_per_token: int  # keys and values of one token in one slot, over all layers
-    num_slots: int
-    max_model_len: int
-    states_per_slot: int = 0  # what recurrent layers keep of one row, for all lengths to which it can be rolled back
-    recorded: int = 0  # on a GPU: recordings, and the logits that they write
-
-    @property
-    def cache(self) -> int:
-        """Bytes of keys and values of all slots, each with a spare position beyond its end, and of their states."""
-        return self.num_slots * (self.cache_per_token * (self.max_model_len + 1) + self.states_per_slot)
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.recorded
-
-    def __str__(self) -> str:
-        return (
-            f"{self.total / GIB:.2f} GiB (weights {self.weights / GIB:.2f}, cache {self.cache / GIB:.2f} for "
-            f"{self.num_slots} slots of {self.max_model_len} tokens"
-            + (f", recordings {self.recorded / GIB:.2f})" if self.recorded else ")")
-        )
 
 
 def footprint_of(

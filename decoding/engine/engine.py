@@ -133,7 +133,7 @@ class Engine(TokenEngine):
         give_back_freed_memory()
 
     def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
-        slots, most = divide_slots(self.options.num_slots, len(pairs)), self.options.num_speculative_tokens
+        slots, most = divide_slots(self.options.slots, len(pairs)), self.options.num_speculative_tokens
         budget = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
         lanes = []
         for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):

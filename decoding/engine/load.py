@@ -160,7 +160,7 @@ def _load_draft_model(
 ) -> LanguageModel:
     draft = load_checked(path, device, dtype)
     _refuse_unfused(draft, path, options)
-    window = _settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
+    window = _settle_draft_window(options.draft_window, draft, options.slots, max_model_len)
     if window and draft.fused is not None:
         draft.fused.window = Window(window, _NUM_FIRST)
         _log.info("the draft sees the last %d positions of a row, and the first %d", window, _NUM_FIRST)

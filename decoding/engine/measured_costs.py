@@ -62,16 +62,16 @@ def measured(
     The lanes are as few as the parts have, or as many as it takes to hide what is measured to be on the way. Nothing is
     measured if `costs` are given.
     """
-    slots, most = divide_slots(options.num_slots, parts.num_lanes), options.num_speculative_tokens
+    slots, most = divide_slots(options.slots, parts.num_lanes), options.num_speculative_tokens
     is_adaptive = options.draft_length == "adaptive" and parts.drafter_name != "none"
     if costs is None and (is_adaptive or parts.most_lanes > parts.num_lanes):
         costs = _costs_of(parts, options, slots[0])
         has_model = parts.draft is not None or parts.remote is not None
         lengths = range(0 if is_adaptive or not has_model else most, 1 + most * has_model)
-        num_lanes = best_num_lanes(costs, options.num_slots, lengths, parts.num_lanes, parts.most_lanes)
-        slots = divide_slots(options.num_slots, num_lanes)
+        num_lanes = best_num_lanes(costs, options.slots, lengths, parts.num_lanes, parts.most_lanes)
+        slots = divide_slots(options.slots, num_lanes)
         costs = replace(costs, num_lanes=len(slots))
-        if (delayed := why_delayed(costs, options.num_slots, most * has_model)) is not None:
+        if (delayed := why_delayed(costs, options.slots, most * has_model)) is not None:
             _log.warning(delayed)
     pairs = [(own := parts.target_of(lane), parts.make_drafter(lane, own, num, most)) for lane, num in enumerate(slots)]
     return pairs, costs if is_adaptive else None

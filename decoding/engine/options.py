@@ -15,6 +15,7 @@ from decoding.choices import (
 )
 
 _DEFAULT_MAX_MODEL_LEN = 4096
+_SLOTS = 16  # that `auto` is, where the memory of no GPU decides
 MOST_LANES = 16  # of an engine, where their number follows from a measured delay
 DraftLength = Literal["adaptive", "fixed"]
 DraftVocabulary = Literal["same", "map"]
@@ -38,8 +39,8 @@ class EngineOptions:
     verification: Verification = "coupled"
     """coupled writes the target's own tokens; rejection samples from the target's distribution; unadjusted, which is
     there to compare with, does neither: it draws anew from all tokens where a drafted one is rejected."""
-    num_slots: int = 16
-    """Rows that an engine works on at once."""
+    num_slots: int | Literal["auto"] = "auto"
+    """Rows that an engine works on at once; auto is 16, or on a whole engine's GPU what its memory holds, to 256."""
     num_lanes: int | None = None
     """Groups of rows that take turns where drafts or layers are in other processes, so that one goes on while others
     wait; unless given, as many as hide the delay that is measured when the engine is loaded."""
@@ -56,8 +57,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        if isinstance(self.num_slots, str) and self.num_slots != "auto":
+            raise ValueError(f"engine.num_slots must be 'auto' or a number of at least 1, got {self.num_slots!r}")
         for name, least in (("num_slots", 1), ("num_lanes", 1), ("max_model_len", 2), ("max_prefill_tokens", 1)):
-            value = getattr(self, name)
+            value = self.slots if name == "num_slots" else getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"engine.{name} must be at least {least}, got {value}")
         if not 1 <= self.num_speculative_tokens <= 64:
@@ -78,6 +81,11 @@ class EngineOptions:
         """Raise ValueError, if fused layers are required, for a model that does not run so for this reason."""
         if self.fused == "required":
             raise ValueError(f"engine.fused is 'required', but {model!r} would be slow: {why}; use 'auto' to run it so")
+
+    @property
+    def slots(self) -> int:
+        """The number of slots; for `auto` that of an engine whose memory was not looked at."""
+        return _SLOTS if self.num_slots == "auto" else self.num_slots
 
     def pick_drafter(self, draft: str | None) -> DrafterName:
         """Return the drafter to use with this draft: a model, or a head. Raises ValueError if they do not fit."""

@@ -149,7 +149,7 @@ class TokenEngine(ABC):
 
     def up_next(self) -> set[Sequence]:
         """Return the waiting sequences that get a slot in the next step."""
-        num_free = self.options.num_slots - len(self.in_flight) if self._waiting else 0
+        num_free = self.options.slots - len(self.in_flight) if self._waiting else 0
         return set(islice(tuple(self._waiting), max(0, num_free)))
 
     def generate(self, prompts: Seq[Seq[int]], params: SamplingParams, *, seed: int = 0) -> list[Sequence]:

@@ -26,7 +26,7 @@ _ENV_PREFIX, _NO_NUMBER = "DRAY_", "expected a number"
 _OF_DECODING = ("CACHE", "GRAPHS", "KEEP_WEIGHTS", "KERNELS", "KERNELS_MARCH", "KERNELS_TILES")
 READ_BY_DECODING = tuple(f"{_ENV_PREFIX}{name}" for name in _OF_DECODING)
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
-_SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
+_SINGLE, _LIST = re.compile(r"str|int|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
 _Config = TypeVar("_Config")
 
 

@@ -99,7 +99,7 @@ class Plan:
         num_rows = count_rows(self.files, self.input_options, _ROWS_PER_UNIT * most_units)
         num_bytes = num_bytes_read(Path(models.target), read_config(models.target))
         tokens = _SECONDS_PER_UNIT * _PACE[models.device] / num_bytes
-        fewest = ceil(self.settings.engine.num_slots / (_UNITS_PER_SLOTS * num_samples))
+        fewest = ceil(self.settings.most_slots / (_UNITS_PER_SLOTS * num_samples))
         of_a_minute = max(fewest, int(tokens / max(1, self.tokens_per_row)))
         return max(1, min(_ROWS_PER_UNIT, of_a_minute, ceil(num_rows / most_units)))
 
@@ -114,7 +114,7 @@ class Plan:
         if is_given or not units.num_units:
             return self.pool
         num_sequences = units.num_rows / units.num_units * self.settings.sampling.n
-        filling = 1 + ceil(self.settings.engine.num_slots / num_sequences)
+        filling = 1 + ceil(self.settings.most_slots / num_sequences)
         num_actors = self.pool.max_actors
         share = units.num_units if num_actors == 1 else ceil(units.num_units / (2 * num_actors))
         return replace(self.pool, units_in_flight=max(self.pool.num_units_at_once, min(filling, share)))

@@ -97,7 +97,7 @@ class DrayTexts:
         options, where = settings.engine, ", ".join(part.where for part in settings.apart)
         drafter = options.pick_drafter(settings.models.draft)
         length = options.num_speculative_tokens
-        return Setting(drafter, options.draft_length, length, options.num_slots, is_shuffled=False, where=where)
+        return Setting(drafter, options.draft_length, length, options.slots, is_shuffled=False, where=where)
 
     def problem_with(self, placed: PlacedInput) -> str | None:
         """Return why the engine cannot write this row of the input; None if it can."""

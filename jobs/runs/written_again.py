@@ -113,7 +113,7 @@ class Again:
 
     async def _compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
         tasks: list[asyncio.Task[Compared]] = []
-        free = asyncio.Semaphore(_READ_AHEAD * self.engine.loop.engine.options.num_slots)
+        free = asyncio.Semaphore(_READ_AHEAD * self.engine.loop.engine.options.slots)
 
         async def compare(row: RecordedRow) -> Compared:
             try:

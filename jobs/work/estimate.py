@@ -193,10 +193,10 @@ def _unknown(plan: Plan, measured: Measured) -> Iterator[str]:
     yield "the time to get machines, start Ray and load models, and work that is lost with machines"
     if plan.pool.max_actors > 1:
         yield f"whether {plan.pool.max_actors} engines are as fast as one each: they may share processors and storage"
-    num_wanted = _ROUNDS_OF_SLOTS * plan.settings.engine.num_slots
+    num_wanted = _ROUNDS_OF_SLOTS * plan.settings.most_slots
     if len(measured.lengths) < num_wanted:
         yield (
-            f"the pace of full slots: {len(measured.lengths)} texts leave many of {plan.settings.engine.num_slots} "
+            f"the pace of full slots: {len(measured.lengths)} texts leave many of {plan.settings.most_slots} "
             f"slots empty at the end; with {num_wanted} texts or more the pace is nearer to that of the run"
         )
     if plan.config.learn.every_rows:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from actors.engines import backend_of
 from actors.engines.candidates import Candidates
-from actors.engines.footprint import footprint, made_of_in_words
+from actors.engines.footprint import footprint, made_of_in_words, slots_in_words
 from actors.engines.model_check import why_not_fused
 from actors.resources import describe_placement
 from decoding.checkpoint.generation import sampling_of
@@ -99,6 +99,8 @@ def print_plan(plan: Plan) -> None:
         say(f"  reuses:  texts of {plan.config.run.reuse}; {'; '.join(changes) or 'nothing was changed'}")
     if plan.config.learn.every_rows:
         say(f"  learns:  after every {plan.config.learn.every_rows:,} committed rows")
+    if plan.settings.has_slots_by_memory:
+        say(f"  slots:   {slots_in_words(plan.settings)}; each of the sizes below is that of {engine.slots} slots")
     for name, model in (("target", models.target), ("draft", models.draft if has_model else None)):
         if model is not None and backend.plans_memory:
             say(f"  memory:  {name} {footprint(plan.settings, model)}")

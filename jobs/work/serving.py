@@ -22,7 +22,7 @@ from ray.serve.exceptions import RayServeException
 
 from actors.drafts.roster import start_roster
 from actors.engines import backend_of
-from actors.engines.footprint import made_of_in_words
+from actors.engines.footprint import made_of_in_words, slots_in_words
 from actors.resources import describe_placement
 from decoding.engine.draft_folder import check_replacement
 from endpoint.batches.batch import BatchSettings
@@ -135,7 +135,7 @@ def describe(config: ServeConfig, models: Sequence[ServedModel]) -> str:
         f"  engine:  {backend_of(settings).describe()}",
         f"  keys:    {'none: everyone who can reach the port is answered' if keys is None else len(keys)}",
         f"  shared:  {shared}",
-        f"  engines: {engines}, {settings.engine.num_slots} slots each",
+        f"  engines: {engines}, {slots_in_words(settings)} slots each",
         f"  placement: {describe_placement(settings, deployment.max_replicas)}",
         f"  Ray:     {ray_ports}",
         f"  batches: {_batch_settings(config).path or 'off (serve.batches_path switches /v1/batches on)'}",

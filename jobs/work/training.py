@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.resources import lack_of_room
-from decoding.checkpoint.loading import GIB
+from decoding.cache.footprint import GIB
 from jobs.config.train import TrainConfig
 from jobs.driver.cluster import check_submitted, paths_of, start_ray
 from jobs.driver.progress import format_seconds

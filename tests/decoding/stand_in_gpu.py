@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
+from decoding.cache import kv_cache
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
@@ -46,6 +47,7 @@ class StandInGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.largest: int | None = None  # bytes
+        self.memory = 80 << 30, 80 << 30  # bytes, free and in all
         self.has_workspace = True  # whether there is memory for the library's
         self.has_failed = False
         self.refuses = False  # to record anything
@@ -68,12 +70,14 @@ class StandInGpu(TorchDispatchMode):
             "empty_cache": self.reuse_memory,
             "graph": self.capture,
             "graph_pool_handle": _Pool,
+            "mem_get_info": lambda *_: self.memory,
             "is_current_stream_capturing": lambda: self._tape is not None,
             "set_stream": lambda stream: setattr(self, "stream", stream),
             "synchronize": lambda *_: self.wait(),
         }.items():
             patch.setattr(torch.cuda, name, value)
-        empty, columns = torch.empty, Verdicts.columns
+        empty, columns, zeros = torch.empty, Verdicts.columns, kv_cache.zeros_in_small_pages
+        patch.setattr(kv_cache, "zeros_in_small_pages", lambda num_bytes: self._allocated(zeros(num_bytes)))
         patch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
         patch.setattr(Verdicts, "columns", lambda *args: self.on_device(columns(*args)))
         if is_interpreted():
@@ -185,7 +189,7 @@ class StandInGpu(TorchDispatchMode):
         if self._tape is None:
             self._has_run.add(func._overloadpacket)
             self.reuse_memory()
-            return self._allocated(func(*args, **kwargs), args)
+            return self._allocated(func(*args, **kwargs))
         name = func._schema.name.removeprefix("aten::")
         if name in _WAITS or func._overloadpacket not in self._has_run or (name == "index" and _picks_by_mask(args)):
             self._tape.failure = NOT_PERMITTED
@@ -197,11 +201,11 @@ class StandInGpu(TorchDispatchMode):
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if func._schema.is_mutable:
             self._tape.keep(given)
-        out = self._allocated(func(*args, **kwargs), args)
+        out = self._allocated(func(*args, **kwargs))
         self._tape.add_operation(func, args, kwargs, out)
         return out
 
-    def _allocated(self, out: Any, args: Any) -> Any:
+    def _allocated(self, out: Any) -> Any:
         for each in () if self.largest is None else tree_leaves(out):
             if isinstance(each, torch.Tensor) and each.nbytes > self.largest:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {each.nbytes} bytes.")

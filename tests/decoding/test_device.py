@@ -29,6 +29,9 @@ def _resident() -> int:
 def test_a_device_fault_is_an_error_of_the_device_and_not_a_lack_of_its_memory():
     assert is_device_fault(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
     assert not is_device_fault(torch.AcceleratorError("CUDA error: out of memory"))
+    hint = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."  # torch ends each of these with it
+    assert not is_device_fault(RuntimeError(f"CUDA error: invalid argument\n{hint}"))
+    assert is_device_fault(RuntimeError(f"CUDA error: device-side assert triggered\n{hint}"))
     assert not is_device_fault(RuntimeError("a kernel of the CPU had an illegal memory access"))
     assert not is_device_fault(ValueError("CUDA error: an illegal memory access was encountered"))
 

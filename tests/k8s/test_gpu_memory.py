@@ -6,7 +6,8 @@ import pytest
 import yaml
 from transformers import PretrainedConfig, Qwen3Config
 
-from decoding.checkpoint.loading import GIB, Footprint, footprint_of
+from decoding.cache.footprint import GIB, Footprint
+from decoding.checkpoint.loading import footprint_of
 from k8s.sizing import GPU_GIB, SHARE, describe, main, num_slots, table
 from tests.decoding.families import STATES, family_config
 from tests.decoding.fp8 import checkpoints

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from actors.engines.footprint import free_memory
-from decoding.checkpoint.loading import GIB
+from decoding.cache.footprint import GIB
 from jobs.config.tune import TuneConfig
 from jobs.driver.outcome import run_command
 from jobs.driver.plan import Plan

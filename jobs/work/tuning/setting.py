@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from actors.engines.candidates import WITHOUT_A_MODEL, pairs_of
-from actors.engines.footprint import footprint
+from actors.engines.footprint import footprint, with_slots
 from actors.settings import GeneratorSettings
-from decoding.checkpoint.loading import Footprint
+from decoding.cache.footprint import Footprint
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import NEED_A_MODEL, DrafterName, DType
 from decoding.cpu.wait import num_cpus
@@ -23,6 +23,9 @@ from jobs.config.tune import TuneConfig
 from jobs.driver.plan import Plan
 
 Axes = Mapping[str, Seq[Mapping[str, Any]]]  # by name: the values of its fields that are tried
+
+
+_ENGINES_AT_ONCE = 3  # at least: the plain setting, its twin, and the one that is tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +82,14 @@ class Setting:
 def own_setting(plan: Plan) -> Setting:
     """Return the setting that the run has without tuning."""
     settings, threads = plan.settings, max(1, int(plan.pool.num_cpus))
+    if torch.cuda.is_available():
+        settings = with_slots(settings, _ENGINES_AT_ONCE)
     engine, models = settings.engine, settings.models
     if plan.config.run.local or models.device != "cpu":
         threads = torch.get_num_threads()
     drafter = engine.pick_drafter(models.draft)
     draft = models.draft if drafter in NEED_A_MODEL else None
-    return Setting(drafter=drafter, draft=draft, slots=engine.num_slots, threads=threads, dtype=models.dtype)
+    return Setting(drafter=drafter, draft=draft, slots=engine.slots, threads=threads, dtype=models.dtype)
 
 
 def axes_to_try(config: TuneConfig, plan: Plan, own: Setting) -> Axes:

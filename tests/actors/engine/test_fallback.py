@@ -94,8 +94,8 @@ def test_the_plan_of_a_gpu_counts_recordings_and_logits(target, gpt2):
     settings = GeneratorSettings(models=models, engine=EngineSettings(num_slots=16))
     found = footprint(settings, target)
     logits, kernels = 2 * 16 * 9 * 48 * 2, 9 * 2 * 13  # of 9 positions, in bfloat16; of 9 lengths, 2 layers
-    assert found.recorded == logits + kernels * (16 << 10)
-    assert found.total == found.weights + found.cache + found.recorded
+    assert (found.recorded, 16 * found.logits_per_slot) == (kernels * (16 << 10), logits)
+    assert found.total == found.weights + found.cache + found.recorded + 16 * found.logits_per_slot
     assert "recordings 0.00" in str(found)
     assert footprint(replace(settings, models=replace(models, device="cpu")), target).recorded == 0
     assert footprint(replace(settings, models=replace(models, target=gpt2)), gpt2).recorded == 0

@@ -55,7 +55,7 @@ _FAULTS: dict[str, tuple[type, str, Any]] = {
     "neighbours of a row that kills are given up with it": (
         UnitRecord,
         "condemned",
-        property(lambda self: (0, 1, 2, 3) if self.deaths_alone else ()),
+        property(lambda self: (0, 1, 2, 3) if self.died_alone else ()),
     ),
     "a place that rests never gets a trial": (PlaceTable, "may_begin", lambda self, process: not self.num_failed()),
 }

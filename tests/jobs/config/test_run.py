@@ -15,7 +15,7 @@ from pipeline.streaming.pool import ActorPool
 
 FIELDS = {"generate": list(all_fields(RunConfig)), "serve": list(all_fields(ServeConfig))}
 DESCRIBED = {  # type, default and unit
-    "engine.num_slots": ("int", 16, "rows"),
+    "engine.num_slots": ("int or auto", "auto", "rows"),
     "engine.drafter": ("none | ngram | suffix | model | eagle3 | dflash | mtp | assistant | hybrid", None, ""),
     "input.carry_columns": ("list of str", (), ""),
     "actors.memory": ("int, or text such as 8GiB", None, "bytes"),
@@ -151,7 +151,10 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file):
     [
         ("--sampling.ignore_eos=true", "takes no value; write --sampling.ignore_eos or --no-sampling.ignore_eos"),
         ("--engine.num_slot=3", "--engine.num_slot is not a flag; did you mean --engine.num_slots"),
-        ("--engine.num_slots=x", "engine.num_slots: input should be a valid integer.*got 'x'"),
+        (
+            "--engine.num_slots=x",
+            "engine.num_slots: input should be a valid integer.*got 'x'.*engine.num_slots: input should be 'auto'",
+        ),
         ("--engine.num_slots=0", "engine.num_slots must be at least 1, got 0"),
         ("--sampling.top_p=2", "sampling.top_p must be a number above 0 and at most 1, got 2.0"),
         ("--actors.min_actors=3", "1 <= min <= max, got 3 and 1"),
