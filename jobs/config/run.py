@@ -86,8 +86,7 @@ class RunSettings:
     seed: int = 0
     """Seed of all noise at temperature > 0."""
     exact: Literal["any", "required"] = "any"
-    """Whether the texts must be exact: required refuses what would make `exact` in report.json `no`, by the
-    configuration or when an engine is loaded."""
+    """Whether the texts must be exact: required refuses, before any is written, what would make `exact` `no`."""
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer so that each engine has
     several units, and writes one in a minute even if each text has sampling.max_tokens."""

@@ -73,7 +73,7 @@ class Plan:
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
         drafter, draft = cast("DrafterName", choice.drafter), choice.draft
         config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
-        settings = self.settings.with_draft(drafter, _folder(draft) if draft not in (None, OWN_HEAD) else draft)
+        settings = self.settings.with_draft(drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft)
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
@@ -179,9 +179,10 @@ def unchecked_plan(config: RunConfig) -> Plan:
     parts = options.format == "openai_batch" if config.output.parts is None else config.output.parts
     new_sets = task.column_sets(parts, reuses=config.run.reuse is not None)
     column_sets = new_sets if run_directory is None else run_directory.column_sets
-    carried, ids = carried_types(files, options, column_sets) if run_directory is None else {}, id_type(files, options)
-    if run_directory is not None:
-        carried, ids = types_from_dict(run_directory.run["carried"]), run_directory.id_type
+    carried = (
+        types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
+    )
+    ids = run_directory.id_type if run_directory else id_type(files, options)
     task.check_rows(settings.sampling, generations_schema(carried, ids, column_sets))
     identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
@@ -250,11 +251,11 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     """
     device, actors = pick_device(settings, actors, ray_address)
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
-    target = _folder(models.target)
+    target = folder_of(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
     draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
-    draft = _folder(draft) if draft not in (None, OWN_HEAD) else draft
-    tokenizer = _folder(models.tokenizer) if models.tokenizer else None
+    draft = folder_of(draft) if draft not in (None, OWN_HEAD) else draft
+    tokenizer = folder_of(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
     if device == "cuda" and not stages.num_gpus:
@@ -265,12 +266,8 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     return settings, actors
 
 
-def with_target(settings: GeneratorSettings, target: str) -> GeneratorSettings:
-    """Return settled settings with another target, whose folder is found as `settled` finds it."""
-    return replace(settings, models=replace(settings.models, target=_folder(target)))
-
-
-def _folder(model: str) -> str:
+def folder_of(model: str) -> str:
+    """Return the absolute folder of a model, as actors may start elsewhere."""
     return str(Path(model_folder(model)).absolute())
 
 

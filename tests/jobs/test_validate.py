@@ -53,7 +53,7 @@ def valid(tmp_path_factory) -> Path:
 
 
 def test_the_noise_of_a_first_attempt_is_what_it_was_and_that_of_others_is_of_no_other_sample():
-    assert noise_key(3, 4, 1) == noise_key(3, 4, 1, 0) == 7606366464614190498
+    assert noise_key(3, 4, 1) == noise_key(3, 4, 1, 0) == -2246725431521020666
     keys = {noise_key(3, row, sample, attempt) for row in range(9) for sample in range(9) for attempt in range(9)}
     assert len(keys) == 9**3
 
