@@ -1,6 +1,7 @@
 """The tables of figures in documents, of recorded files: what `checks.figures` writes and compares."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.counts import Counts
@@ -194,6 +195,29 @@ def _numbers_at_once(found: dict[str, Any]) -> list[int]:
 
 def _plain_speed(line: dict[str, Any]) -> str:
     return f"{line['tokens_per_second']:,.0f} tokens/s"
+
+
+def real_table(reports: Sequence[dict[str, Any]]) -> str:
+    """Return the tokens a second of real models, of each way that was measured beside ours in the same minutes."""
+    batches = list(dict.fromkeys(result["batch"] for report in reports for result in report["results"]))
+    rows = [["model, type of numbers", "", *(f"{rows_at_once(number)} at once" for number in batches)]]
+    for report in reports:
+        speeds: dict[str, dict[int, float]] = {}
+        for result in report["results"]:
+            if result["seconds"]:
+                speeds.setdefault(result["name"], {})[result["batch"]] = result["figures"]["tokens_per_second"]
+        options = report["options"]
+        for name, by_batch in speeds.items():
+            figures = (f"{by_batch[number]:,.0f}" if number in by_batch else "-" for number in batches)
+            rows.append([f"{Path(options['pair']).stem}, {options['dtype']}", name, *figures])
+    first = reports[0]
+    machine, options = first["machine"], first["options"]
+    where = f"{machine['processor']}, {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    return (
+        f"Tokens a second of real models (`make bench-real`; {where}, {first['date'][:10]}; greedy, "
+        f"{options['new_tokens']} new tokens behind prompts of {first['prompt_tokens']['mean']:.0f} tokens, medians of {options['repeats']}). "
+        "`plain` is ours without drafts:\n\n" + _markdown(rows)
+    )
 
 
 def _measured(found: dict[str, Any], benchmark: str) -> str:

@@ -32,6 +32,7 @@ _NEED_RAY += ["test_checks.py", "test_readme.py"]
 _NEED_RAY += ["benchmarks/test_scale.py", "benchmarks/test_serving.py"]
 collect_ignore = [] if find_spec("ray") else _NEED_RAY
 
+os.environ["DRAY_KEEP_WEIGHTS"] = "off"  # the user's cache is none of ours; tests of kept weights have their own
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 pytest_plugins = ["tests.failures"]

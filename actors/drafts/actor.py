@@ -19,8 +19,8 @@ from decoding.checkpoint.supported import check_same_vocabulary
 from decoding.device import is_device_fault
 from decoding.engine.draft_folder import read_replacement
 from decoding.grammar.grammars import Grammars
+from decoding.kept.models import load_checked
 from decoding.network.language_model import LanguageModel
-from decoding.network.probe import check_model
 from decoding.vocabulary.grammars import grammars_of
 from pipeline.logs import Event, LogSettings, set_up_logs
 
@@ -46,8 +46,7 @@ class DraftActor:
         started = time.monotonic()
         assert models.draft is not None, "settings with placement split have a draft model"
         try:
-            self._model = LanguageModel.load(models.draft, models.device, models.dtype)
-            check_model(self._model, models.draft)
+            self._model = load_checked(models.draft, models.device, models.dtype)
         except ValueError as error:
             self._failure = str(error)
             _log.error(Event("draft actor not loaded", failure=self._failure))

@@ -112,8 +112,7 @@ class SharedModels:
             if model.cache is not None and model.cache.num_slots != options.num_slots:
                 model.forget()
         with (
-            patch("decoding.engine.load.LanguageModel", self),
-            patch("decoding.engine.load.check_model", self._check_model),
+            patch("decoding.engine.load.load_checked", self._load_checked),
             patch("decoding.engine.load.attach_assistant", self._attach_assistant),
             patch("decoding.engine.measured_costs.measure_costs", self._measure_costs),
             patch("decoding.engine.measured_costs.with_overhead", self._with_overhead),
@@ -129,9 +128,11 @@ class SharedModels:
             self._overheads[key] = with_overhead(costs, target, drafter, *sizes)
         return self._overheads[key]
 
-    def load(self, path: str, *_: object) -> LanguageModel:
-        """Return the shared model, in place of LanguageModel.load."""
-        return self.target if path == self._folders[0] else self.draft
+    def _load_checked(self, path: str, *_: object) -> LanguageModel:
+        """Return the shared model, in place of the function of this name."""
+        model = self.target if path == self._folders[0] else self.draft
+        self._check_model(model, path)
+        return model
 
 
 def _load(path: str, device: Device, dtype: DType, exact: Exact = "off") -> SharedModel:

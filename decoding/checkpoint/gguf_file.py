@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import version
 from math import isclose
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
-from decoding.checkpoint.model_files import kept_folder, read_json
+from decoding.checkpoint.model_files import file_digest, kept_folder, read_json
 from decoding.codes.gguf_tensors import keep_codes
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ def unpacked_folder(file: Path, check: Callable[[PretrainedConfig, str], None]) 
         raise ValueError(
             f"{str(file)!r} is a GGUF file, and the package gguf, which reads it, is not installed: pip install gguf"
         ) from error
-    stat = file.stat()
-    sha256 = _sha256(str(file.absolute()), stat.st_size, stat.st_mtime_ns)
+    sha256 = file_digest(file)
     name = f"{file.stem}-{hashlib.sha256(f'{sha256} {reads}'.encode()).hexdigest()[:16]}"
     return kept_folder("gguf", name, lambda folder: _unpack(file.absolute(), sha256, folder, check))
 
@@ -93,13 +91,6 @@ def origin_in_words(folder: str, *, is_coded: bool = False) -> str:
     if made_of and is_coded:
         return f", weights of {made_of['quantization']} as they are"
     return f", dequantized from {made_of['quantization']} to float32" if made_of else ""
-
-
-@cache
-def _sha256(path: str, size: int, changed_ns: int) -> str:
-    """Return the digest of a file, which is read once as long as its size and its time of change stay."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _unpack(file: Path, sha256: str, folder: Path, check: Callable[[PretrainedConfig, str], None]) -> None:

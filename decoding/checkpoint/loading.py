@@ -7,25 +7,26 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_class, fp8_format
 from decoding.checkpoint.generation import end_token_ids, generation_of
 from decoding.checkpoint.gguf_file import origin_in_words
-from decoding.checkpoint.layer_subset import whole_class
+from decoding.checkpoint.layer_subset import changed_class, whole_class
 from decoding.checkpoint.model_files import codes_in, is_packed, packed_tensors, tensors_in, weight_files
 from decoding.checkpoint.quantized.words import without_format
 from decoding.checkpoint.supported import NETWORK_FAILURES, in_one_line, load_config, model_folder
 from decoding.choices import Device
 from decoding.choices import DType as DType
-from decoding.codes.packed_tensors import PackedTensor, read_tensor
+from decoding.codes.left_weight import leave_weight
+from decoding.codes.packed_tensors import PackedTensor
 from decoding.codes.weight import Codes
 from decoding.device import pick_device
 from decoding.fp8 import exact
@@ -39,14 +40,22 @@ _log = logging.getLogger(__name__)
 
 
 def load_network(
-    path: str, device: Device, dtype: DType, network_class: Any = None, num_ranks: int = 1
+    path: str,
+    device: Device,
+    dtype: DType,
+    network_class: Any = None,
+    num_ranks: int = 1,
+    tensors: Mapping[str, Any] | None = None,
+    *,
+    in_codes: bool = False,
 ) -> tuple["PreTrainedModel", frozenset[int]]:
     """Load the network at `path` and the token ids that end a text. Raises ValueError saying why it cannot be loaded.
 
     Only safetensors are read, and remote code is never run. `auto` is CUDA if there is one; as a dtype it is float32 on
     CPU for a checkpoint without FP8 weights, otherwise the checkpoint's own. `network_class` is that of a part of the
     model, by default the whole. With `num_ranks` above 1 this process, which has joined the others
-    (`decoding/checkpoint/rank.py`), loads its share of the weights.
+    (`decoding/checkpoint/rank.py`), loads its share of the weights. Given `tensors` replace those of the files.
+    With `in_codes` weights of codes that can be multiplied as they are stay in their files (`leave_weight`).
     """
     path = model_folder(path)
     config = load_config(path)
@@ -73,10 +82,14 @@ def load_network(
     named = config._attn_implementation if config._attn_implementation in {"eager", "sdpa"} else None
     transformers_logging.disable_progress_bar()
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, "use_safetensors": True}
-    if packed := packed_tensors(path):
-        network_class = network_class or whole_class(config)
+    packed, tied = packed_tensors(path), dict[str, str]()
+    if packed or (place.type == "cpu" and num_ranks == 1):  # a mapped file would be in memory beside what is made of it
         wanted = getattr(config, "dtype", None) or torch.bfloat16 if wanted == "auto" else wanted
-        source = {"pretrained_model_name_or_path": None, "state_dict": _dequantized(path, packed)}
+        state = _stored(path, packed) if tensors is None else dict(tensors)
+        source = {"pretrained_model_name_or_path": None, "state_dict": state}
+        is_left = in_codes and place.type == "cpu" and wanted is torch.float32
+        leave = partial(_leave_weights, state=state, codes=codes_in(path) if is_left else {}, tied=tied)
+        network_class = changed_class(network_class or whole_class(config), leave)
         source["generation_config"] = generation_of(path, config)
     if num_ranks > 1:
         from transformers.distributed import DistributedConfig  # loads networks' code, which planning does not need
@@ -109,11 +122,10 @@ def load_network(
             f"{surplus[0]!r}: without them the text would be another model's; correct model_type in config.json "
             f"(it says {config.model_type!r}), or save the model again with the class that it was trained with"
         )
-    if packed:
-        model.name_or_path = model.config.name_or_path = path
+    model.name_or_path = model.config.name_or_path = path
+    model.all_tied_weights_keys = tied or model.all_tied_weights_keys
+    if tensors is None:
         _refuse_odd_modules(model, path, packed)
-    if place.type == "cpu" and model.dtype is torch.float32 and num_ranks == 1:
-        _attach_codes(model, codes_in(path))
     model.named_attention = named  # with which the probe compares (`default_attention`)
     return model if num_ranks > 1 else model.to(place), end_token_ids(model)
 
@@ -128,30 +140,53 @@ class _Weight:
         return self._read()[index]
 
 
-def _dequantized(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]:
-    """Return the weights of a folder, of which some are packed, by the names that they have when they are not."""
+def _stored(path: str, packed: Mapping[str, PackedTensor]) -> dict[str, _Weight]:
+    """Return the weights of a folder, of which some may be packed, by the names that they have when they are not."""
     parts = {name for tensor in packed.values() for name, _ in tensor.files}
     plain = {name: file for file in weight_files(Path(path)) for name in tensors_in(file) if name not in parts}
-    found = {name: _Weight(partial(read_tensor, name, str(file))) for name, file in plain.items()}
+    # To read the head of a file takes milliseconds. The class of the network keeps this, so few stay open.
+    opened: Any = lru_cache(maxsize=4)(partial(safe_open, framework="pt", backend="pread"))
+
+    def read(name: str, file: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = opened(file).get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"cannot read from {file!r}: {error}") from error
+        return tensor
+
+    found = {name: _Weight(partial(read, name, str(file))) for name, file in plain.items()}
     return found | {name: _Weight(tensor.dequantized) for name, tensor in packed.items()}
 
 
 def _refuse_odd_modules(network: "PreTrainedModel", path: str, packed: Mapping[str, PackedTensor]) -> None:
     """Raise a ValueError for a packed weight of a module that is no linear layer: its order is not known."""
     for name, module in network.named_modules():
-        is_here = f"{name}.weight" in packed and hasattr(module, "weight")  # not on another stage
-        if is_here and not isinstance(module, torch.nn.Linear):
+        is_odd = f"{name}.weight" in packed and not isinstance(module, torch.nn.Linear)
+        if is_odd and hasattr(module, "weight"):  # not on another stage
             raise ValueError(
                 f"{path!r} has packed weights of {name!r}, a {type(module).__name__}, and those of linear layers are "
                 "read; use the original checkpoint"
             )
 
 
-def _attach_codes(network: "PreTrainedModel", tensors: Mapping[str, Codes]) -> None:
-    """Give each module of a network whose weight has codes its `codes`."""
-    for name, module in network.named_modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding) and f"{name}.weight" in tensors:
-            module.codes = tensors[f"{name}.weight"]  # type: ignore[assignment]
+def _leave_weights(
+    network: "PreTrainedModel", state: dict[str, Any], codes: Mapping[str, Codes], tied: dict[str, str]
+) -> None:
+    """Take the weights that have codes out of a network and of what it is filled with, before it is.
+
+    What is tied is told in `tied`; transformers ties what is there of it.
+    """
+    places = {codes[name]: (codes[name], weight) for name, weight in state.items() if name in codes}
+    for module_name, module in network.named_modules():
+        own = codes.get(name := f"{module_name}.weight")
+        if own in places and isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            of_all, weight = places[own]  # of tied weights there is one
+            if of_all.shape == tuple(module.weight.shape):
+                leave_weight(module, of_all, partial(weight.__getitem__, ...))
+                state.pop(name, None)
+    tied.update(network.all_tied_weights_keys)
+    here = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    network.all_tied_weights_keys = {name: other for name, other in tied.items() if {name, other} <= here}
 
 
 def made_of(folder: str, dtype: str, *, is_coded: bool) -> str:

@@ -1,10 +1,12 @@
 """The files of a model folder: what is not a model that can run is refused by name, before anything is loaded."""
 
+import hashlib
 import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -250,3 +252,15 @@ def kept_folder(kind: str, name: str, make: Callable[[Path], None]) -> str:
             if not place.is_dir():
                 raise
     return str(place)
+
+
+def file_digest(file: Path) -> str:
+    """Return the sha256 of a file, which is read once by a process as long as its size and its times stay."""
+    stat = file.stat()
+    return _digest_of(str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@cache
+def _digest_of(path: str, *_: int) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +129,18 @@ class CodedTensor:
     num_halved: int = 0  # heads whose rotary halves are interleaved in the file, as in those of Llama; 0: none
 
     @property
+    def _num_blocks(self) -> int:  # of a line
+        return self.bytes_a_line // _TYPES[self.type_name][0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs (or lines of an embedding) and inputs."""
+        return self.num_lines, self._num_blocks * (256 if self.type_name.endswith("_K") else 32)
+
+    @property
     def num_bytes_saved(self) -> int:
         """The bytes that its codes take less in memory than its float32 numbers."""
-        size, kept, *_ = _TYPES[self.type_name]
-        num_inputs = 256 if self.type_name.endswith("_K") else 32  # of a block
-        return self.num_lines * self.bytes_a_line // size * (4 * num_inputs - kept)
+        return 4 * prod(self.shape) - self.num_lines * self._num_blocks * _TYPES[self.type_name][1]
 
     def read(self) -> CodedWeight:
         """Return the weight in the order of the network; raise an OSError or ValueError if the file is not there."""

@@ -16,7 +16,7 @@ lowest bits:
 Shapes: O outputs, I inputs, G groups of inputs, W words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,10 @@ class PackedTensor:
 
     def _numbers(self) -> "_Numbers":
         num_bits, name = self.layout.num_bits, self.files[0][0]
-        parts: Any = {part.rpartition(".")[2]: _numbers_of(part, file) for part, file in self.files}
+        parts: Any = {}
+        for file in {file for _, file in self.files}:
+            read = read_tensors((name for name, its_file in self.files if its_file == file), file)
+            parts |= {part.rpartition(".")[2]: _numbers_of(tensor) for part, tensor in read.items()}
         packed, scales, zeros, order = map(parts.get, _PARTS[self.layout.method])
         codes_OI: Any
         zeros_OG: Any
@@ -225,19 +228,17 @@ def _signed(codes_OI: NDArray[np.uint8], zeros: Any) -> NDArray[np.int8]:
     return (codes_OI - np.asarray(zeros, np.uint8)).view(np.int8)
 
 
-def read_tensor(name: str, file: str) -> torch.Tensor:
-    """Return a tensor of a file; raise an OSError or ValueError if it is not there."""
+def read_tensors(names: Iterable[str], file: str) -> dict[str, torch.Tensor]:
+    """Return tensors of a file in memory of their own; raise an OSError or ValueError if one is not there."""
     try:
-        with safe_open(file, "pt") as tensors:
-            found: torch.Tensor = tensors.get_tensor(name)
-            return found
+        with safe_open(file, "pt", backend="pread") as tensors:
+            return {name: tensors.get_tensor(name) for name in names}
     except SafetensorError as error:
-        raise ValueError(f"{name} cannot be read from {file!r}: {error}") from error
+        raise ValueError(f"cannot read from {file!r}: {error}") from error
 
 
-def _numbers_of(name: str, file: str) -> Any:
+def _numbers_of(tensor: torch.Tensor) -> Any:
     """Return the integers of a tensor, or its numbers in float32."""
-    tensor = read_tensor(name, file)
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 

@@ -17,6 +17,11 @@ class Codes(Protocol):
     """The codes of one weight in a file."""
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs (or lines of an embedding) and inputs."""
+        ...
+
+    @property
     def num_bytes_saved(self) -> int:
         """The bytes that its codes take less in memory than its float32 numbers."""
         ...

@@ -4,6 +4,7 @@ A weight is read from one end to the other in every forward. With pages of 4 KB 
 hundred nanoseconds, and prefetching stops at each page's end; `benchmarks/linears.py` prints both times.
 """
 
+import ctypes
 import mmap
 from contextlib import suppress
 
@@ -12,6 +13,7 @@ import torch
 
 _PAGE = 2 << 20  # of x86 and, with 4 KB pages beside it, of ARM
 _ALIGNMENT = 64  # a cache line
+_SAMPLED = 8  # huge pages of a file, of which a byte is read
 
 
 class HugePages:
@@ -31,6 +33,32 @@ class HugePages:
         place = self._bytes[self._num_used : self._num_used + num_bytes]
         self._num_used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return place.view(source.dtype).view(source.shape).copy_(source)
+
+
+def advise(tensor: torch.Tensor, advice: str) -> None:
+    """Give advice, by its name in `mmap`, on the pages that hold nothing but this tensor; not on systems without it."""
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if num_bytes > 0 and hasattr(mmap, advice):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(num_bytes), getattr(mmap, advice))
+
+
+def has_huge_pages(mapped: torch.Tensor) -> bool:
+    """Tell whether bytes of a mapped file are in huge pages; true for a few bytes. Linux alone says so.
+
+    Some file systems have none (ext4 before Linux 6.16), and a file that was read in small parts has few.
+    """
+    num_pages = len(mapped) // _PAGE
+    mapped[: num_pages * _PAGE : max(num_pages // _SAMPLED, 1) * _PAGE].sum()  # reads a byte of some pages
+    found, is_here = {"Rss:": 0, "FilePmdMapped:": 0}, False
+    with suppress(OSError), open("/proc/self/smaps") as lines:
+        for name, *values in map(str.split, lines):
+            if "-" in name:
+                first, end = (int(each, 16) for each in name.split("-"))
+                is_here = first < mapped.data_ptr() + len(mapped) and mapped.data_ptr() < end
+            elif is_here and name in found:
+                found[name] += int(values[0]) << 10
+    return num_pages < _SAMPLED or found["FilePmdMapped:"] >= 0.95 * (found["Rss:"] - 2 * _PAGE) > 0
 
 
 def zeros_in_small_pages(num_bytes: int) -> torch.Tensor:

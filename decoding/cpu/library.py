@@ -33,6 +33,11 @@ def library() -> ctypes.CDLL | None:
     return None if os.environ.get("DRAY_KERNELS", "on") == "off" else _built()
 
 
+def cache_folder() -> Path:
+    """Return the folder that keeps what is made for this machine once."""
+    return Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")
+
+
 def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
     """Return a function of the library, which takes and returns these types of ctypes; None if there is none."""
     built = library()
@@ -73,7 +78,7 @@ def _compiled(compiler: str) -> Path:
     sources = (path.read_text() for path in (_SOURCE, *_HEADERS))
     flags = (*_FLAGS, f"-march={os.environ.get('DRAY_KERNELS_MARCH', 'native')}")
     what = "\0".join((*sources, " ".join(flags), version, _processor()))
-    folder = Path(os.environ.get("DRAY_CACHE") or Path.home() / ".cache" / "dray")
+    folder = cache_folder()
     path = folder / f"cpu-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from decoding.grammar.grammars import Grammars
 from decoding.heads.attach import attach, attach_assistant, attach_own, drawn
 from decoding.heads.format.folder import is_assistant
 from decoding.heads.mtp.files import own_head, settled_draft
+from decoding.kept.models import load_checked
 from decoding.network.language_model import LanguageModel
-from decoding.network.probe import check_model
 from decoding.network.target import LocalTarget, Target, once_more
 from decoding.vocabulary.grammars import grammars_of
 from decoding.vocabulary.vocabulary_map import VocabularyMap
@@ -116,8 +116,7 @@ def load_parts(
             "leave it out, or use drafter 'model' or 'hybrid'"
         )
     if target_model is None:
-        target_model = LanguageModel.load(target, device, dtype, options.exact)
-        check_model(target_model, target)
+        target_model = load_checked(target, device, dtype, options.exact)
     _refuse_unfused(target_model, target, options)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
@@ -159,8 +158,7 @@ def _lanes(options: EngineOptions, least: int, most: int) -> tuple[int, int]:
 def _load_draft_model(
     path: str, target: Target, options: EngineOptions, max_model_len: int, device: Device, dtype: DType
 ) -> LanguageModel:
-    draft = LanguageModel.load(path, device, dtype)
-    check_model(draft, path)
+    draft = load_checked(path, device, dtype)
     _refuse_unfused(draft, path, options)
     window = _settle_draft_window(options.draft_window, draft, options.num_slots, max_model_len)
     if window and draft.fused is not None:

@@ -90,8 +90,8 @@ class KernelAttention:
         self._tensors = [tensor.contiguous() for tensor in tensors]  # kept alive: the kernel has only their addresses
         self._tables = tables
         self.described = kernels.Forward(
-            len(plan.positions_BT),
-            len(positions_N),
+            plan.positions_BT.shape[0],
+            positions_N.shape[0],
             heads.num_kv_heads,
             heads.group,
             heads.head_size,
@@ -293,4 +293,4 @@ def attention_here(
 
 def _turns(positions_N: torch.Tensor, tables_PD: Tables) -> torch.Tensor:
     """Return the tokens' lines in the rotary tables."""
-    return positions_N.clamp(max=len(tables_PD[0]) - 1)  # padding may be beyond the end
+    return positions_N.clamp(max=tables_PD[0].shape[0] - 1)  # padding may be beyond the end

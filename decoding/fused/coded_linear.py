@@ -3,22 +3,23 @@
 The kernel turns codes into float32 in registers (`decoding/cpu/kernels/codes.h`) and adds in the order of float32
 weights, so the results are those of `KernelLinear` over the dequantized weight, bit for bit.
 
-Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block, V lines of an embedding.
+Shapes: N lines, I inputs, O outputs, G groups of inputs, C columns of a block.
 """
 
-import ctypes
 import logging
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from decoding.checkpoint.model_files import codes_in
+from decoding.checkpoint.supported import in_one_line
+from decoding.codes.left_weight import take_weight
 from decoding.codes.weight import CodedWeight
 from decoding.cpu.huge_pages import HugePages
-from decoding.cpu.library import function
-from decoding.device import Device, pick_device
+from decoding.device import Device, give_back_freed_memory, pick_device
 from decoding.fused import kernels
 from decoding.fused.linear import KernelLinear
 
@@ -30,6 +31,7 @@ _FORMS = {
     (8, "float16", False): 4,
     (8, "float32", True): 5,
 }
+_COMPARED = 2048  # lines of a weight at once
 _TOGETHER = 8  # inputs of one step of the kernel
 _log = logging.getLogger(__name__)
 
@@ -56,23 +58,6 @@ class CodedLinear(KernelLinear):
         self._linear = self.described()
 
     @property
-    def weight(self) -> torch.Tensor:
-        """The dequantized weight [O, I] in plain order, for inspection."""
-        return self.lines(torch.arange(self.out_features)) if self._form else super().weight
-
-    def lines(self, index_N: torch.Tensor) -> torch.Tensor:
-        """Return these lines of the dequantized weight, [N, I]."""
-        if not self._form:
-            return self.weight[index_N]
-        decode = function("dray_decode_lines", None, *2 * [ctypes.c_void_p], ctypes.c_int64, ctypes.c_void_p)
-        assert decode is not None, "there are codes only where there are kernels"
-        index_N = index_N.to(torch.int64).contiguous()
-        assert not len(index_N) or (index_N.min() >= 0 and index_N.max() < self.out_features), "no such line"
-        lines_NI = torch.empty(len(index_N), self.in_features)
-        decode(ctypes.addressof(self._linear), index_N.data_ptr(), len(index_N), lines_NI.data_ptr())
-        return lines_NI
-
-    @property
     def num_bytes_saved(self) -> int:
         """The bytes that the codes take less than float32 numbers."""
         return 4 * self.out_features * self.in_features - self._packed.numel() if self._form else 0
@@ -86,33 +71,26 @@ class CodedLinear(KernelLinear):
         super().replace(weight_OI, bias_O)
 
 
-class CodedEmbedding(torch.nn.Module):
-    """An embedding that dequantizes the lines that are asked for."""
+def lay_out_codes(network: torch.nn.Module) -> int:
+    """Let modules whose weights were left in files make them of codes that are laid out here, or take them.
 
-    def __init__(self, layer: CodedLinear, scale: torch.Tensor | None = None) -> None:
-        """Read the weight of `layer`, which may be the head of the same network; lines are multiplied by `scale`."""
-        super().__init__()
-        self._scale = scale
-        self._layer = (layer,)  # in a tuple: not a child here
-        self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-
-    @property
-    def layer(self) -> CodedLinear:
-        return self._layer[0]
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The dequantized weight [V, I], for inspection."""
-        return self.layer.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the line of each id, [..., I]."""
-        found = self.layer.lines(ids.flatten()).view(*ids.shape, self.embedding_dim)
-        return found if self._scale is None else found * self._scale.to(found.dtype)
-
-    def replace(self, weight_VI: torch.Tensor, _: object) -> None:
-        """Take other numbers of the same shapes."""
-        self.layer.replace(weight_VI, None)
+    Returns the bytes of the weights that are left. Raises a ValueError for a weight that cannot be read.
+    """
+    layers: dict[Any, CodedLinear | None] = {}
+    left: list[Any] = [module for module in network.modules() if hasattr(module, "read_weight")]
+    try:
+        for module in left:
+            if module.codes not in layers:
+                layers[module.codes] = coded_layer([module])
+                give_back_freed_memory()
+            if (layer := layers[module.codes]) is None:
+                take_weight(module)
+            else:
+                module.laid_out, module.read_weight = (layer,), partial(getattr, layer, "weight")
+    except (OSError, ValueError) as error:
+        name = getattr(network, "name_or_path", "")
+        raise ValueError(f"cannot load the model at {name!r}: {in_one_line(error)}") from error
+    return sum(4 * layer.in_features * layer.out_features for layer in layers.values() if layer is not None)
 
 
 def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLinear | None:
@@ -124,7 +102,11 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
     linear_function = kernels.load_linear(torch.float32)
     if linear_function is None or not all(hasattr(linear, "codes") for linear in linears):
         return None
-    assert all(linear.weight.dtype is torch.float32 for linear in linears), "others get no codes (`load_network`)"
+    own: CodedLinear | None = getattr(linears[0], "laid_out", (None,))[0] if len(linears) == 1 else None
+    if own is not None and (own.bias is None) == (getattr(linears[0], "bias", None) is None):
+        if memory is not None:
+            own.move(memory.copy(own.state()["packed"]), is_lent=False)
+        return own
     try:
         coded = CodedWeight.side_by_side([linear.codes.read() for linear in linears])
     except (OSError, ValueError) as error:
@@ -133,12 +115,12 @@ def coded_layer(linears: Seq[Any], memory: HugePages | None = None) -> CodedLine
     biases = [linear.bias for linear in linears if getattr(linear, "bias", None) is not None]
     layer, first = CodedLinear(coded, torch.cat(biases) if biases else None, linear_function, memory), 0
     for linear in linears:
-        num = len(linear.weight)
-        found_OI = layer.lines(torch.arange(first, first + num))
-        if not torch.equal(found_OI.view(torch.int32), linear.weight.view(torch.int32)):
-            _log.warning("a weight of %s stays float32: %s has other numbers now", tuple(found_OI.shape), linear.codes)
-            return None
-        first += num
+        for weight_NI in linear.weight.split(_COMPARED):
+            found_NI = layer.lines(torch.arange(first, first + len(weight_NI)))
+            if not torch.equal(found_NI.view(torch.int32), weight_NI.view(torch.int32)):
+                _log.warning("a weight stays float32: %s has other numbers now", linear.codes)
+                return None
+            first += len(weight_NI)
     return layer
 
 

@@ -138,15 +138,15 @@ class FusedDecoder:
         `fed_N` are tokens, or hidden states [N, E]. Without a head all hidden states [N, E] are returned. The stream of
         all N is left in `features`, and projected.
         """
-        hidden_NE = self.hidden(fed_N, positions_N, len(wanted_M), cache, plan, features)
+        hidden_NE = self.hidden(fed_N, positions_N, wanted_M.shape[0], cache, plan, features)
         return hidden_NE if self._head is None else self.logits(hidden_NE[wanted_M])
 
     def logits(self, hidden_ME: torch.Tensor) -> torch.Tensor:
         """Return the logits [M, V] of hidden states that left the last layer."""
         assert self._head is not None, "this part of the network has no head"
-        if not len(hidden_ME):
+        if not hidden_ME.shape[0]:
             return hidden_ME.new_zeros(0, self._head.out_features)
-        logits_MV: torch.Tensor = self._head(self._final_norm(hidden_ME))
+        logits_MV: torch.Tensor = self._head.forward(self._final_norm(hidden_ME))  # its hook is for transformers' code
         scale, cap = self._description.logits_scale, self._description.logits_softcap
         if scale != 1.0:
             logits_MV = logits_MV.mul_(scale)
@@ -169,7 +169,7 @@ class FusedDecoder:
 
         It is not computed if neither logits nor features need it.
         """
-        num_tokens = len(fed_N)
+        num_tokens = fed_N.shape[0]
         is_last_read = features is not None and features.wants(self._range.end)
         is_last_wanted = self._head is None or num_wanted > 0 or is_last_read
         tables = self._tables_of(cache)

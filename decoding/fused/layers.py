@@ -174,8 +174,9 @@ class KernelLayers:
         if cache not in self._described:
             described = (self._describe(layer, cache, index) for index, layer in enumerate(self._layers, self._first))
             self._described[cache] = (kernels.DecoderLayer * len(self._layers))(*described)
-        if len(self._scratch) < self._numbers_a_token * len(hidden_NE):
-            self._scratch = hidden_NE.new_empty(self._numbers_a_token * len(hidden_NE))
+        num_numbers = self._numbers_a_token * hidden_NE.shape[0]
+        if self._scratch.shape[0] < num_numbers:
+            self._scratch = hidden_NE.new_empty(num_numbers)
         num_done, num_layers = 0, len(self._layers)
         if features is not None:
             for num_before in range(num_layers):

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from decoding.cpu.huge_pages import HugePages
 from decoding.fp8.linear import Fp8Linear
-from decoding.fused.coded_linear import CodedEmbedding
-from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import LinearSlice, PackedLinear
+from decoding.fused.linear import KernelLinear, PackedEmbedding
+from decoding.fused.packed_linear import LinearSlice, PackedLinear, packed_among
 
 _EXACT = (torch.float8_e4m3fn,)  # types of weights that another type cannot be rounded to: their scales belong to them
 
@@ -83,12 +83,17 @@ class LiveWeights:
 
     @torch.inference_mode()
     def put(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write weights that `check` has returned in the place of those in use."""
+        """Write weights that `check` has returned in the place of those in use; what a file lends is copied before."""
+        replaced = [module for name, module in _modules(self._network) if f"{name}weight" not in self._lent]
+        lent = [layer for layer in packed_among(replaced) if layer.is_lent]
+        memory = HugePages(sum(layer.state()["packed"].nbytes for layer in lent) * 33 // 32)
+        for layer in lent:
+            layer.move(memory.copy(layer.state()["packed"]), is_lent=False)
         slices: dict[int, list[tuple[str, LinearSlice]]] = {}
         for name, module in _modules(self._network):
             if isinstance(module, LinearSlice):
                 slices.setdefault(id(module.fused), []).append((name, module))
-            elif isinstance(module, KernelLinear | PackedLinear | CodedEmbedding):
+            elif isinstance(module, KernelLinear | PackedLinear | PackedEmbedding):
                 if f"{name}weight" not in self._lent:
                     module.replace(weights[f"{name}weight"], weights.get(f"{name}bias"))
             else:
@@ -123,7 +128,7 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _places_of(module: Any) -> Iterator[tuple[str, _Place]]:
-    if isinstance(module, LinearSlice | KernelLinear | PackedLinear | CodedEmbedding):
+    if isinstance(module, LinearSlice | KernelLinear | PackedLinear | PackedEmbedding):
         for own in ("weight", "bias", "scales"):
             if own == "weight" or getattr(module, own, None) is not None:
                 fused: Any = getattr(module, "fused", None)

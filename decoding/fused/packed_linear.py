@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from decoding.codes.left_weight import identity_of
 from decoding.cpu.huge_pages import HugePages
+from decoding.device import give_back_freed_memory
 from decoding.fp8.linear import Fp8Linear
-from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
-from decoding.fused.linear import KernelLinear, kernel_function
+from decoding.fused.coded_linear import CodedLinear, coded_layer
+from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
 
 _GEMMAS = (f"Gemma{version}TextScaledWordEmbedding" for version in ("", "2", "3"))
 _EMBEDDINGS = {"Embedding", *_GEMMAS}  # whose lines, or these times a scale, are all they give
@@ -122,40 +124,67 @@ def pack_linears(network: torch.nn.Module, together: Seq[tuple[str, ...]] = (), 
     With `is_exact` the products are those of our GPU kernels. Layers of one module that are named `together` become one
     (`LinearSlice.fused`), even if nothing is packed.
     """
-    weights = [module.weight for module in network.modules() if type(module) is torch.nn.Linear]
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-    memory = HugePages(num_bytes * 33 // 32) if any(kernel_function(weight) for weight in weights) else None
-    del weights  # or their memory would not be freed
+    num_bytes = sum(map(_num_kernel_bytes, network.modules()))
+    memory = HugePages(num_bytes * 33 // 32) if num_bytes else None
     embeddings: list[tuple[torch.nn.Module, str, Any]] = [
         (parent, name, child)
         for parent in network.modules()
         for name, child in parent.named_children()
-        if type(child).__name__ in _EMBEDDINGS and hasattr(child, "codes")
+        if type(child).__name__ in _EMBEDDINGS
     ]
-    coded: dict[torch.Tensor, CodedLinear] = {}  # by the weight of an embedding that is the head's, too
-    for parent in list(network.modules()):
+    tied = {identity_of(embedding): None for _, _, embedding in embeddings}
+    of_both: dict[Any, KernelLinear] = {}  # by what an embedding has in common with the head
+    # A list with the plain layers would keep their weights beside the packed ones.
+    for parent in [module for module in network.modules() if not _is_plain(module)]:
         for names in together:
             if all(hasattr(parent, name) for name in names):
                 fuse_linears(parent, names, memory, is_exact)
-        for name, child in list(parent.named_children()):
-            if type(child) is not torch.nn.Linear:
-                continue
+        for name in [name for name, child in parent.named_children() if _is_plain(child)]:
+            child: Any = getattr(parent, name)
             packed = coded_layer([child], memory) or pack(child.weight, child.bias, memory, is_exact)
             if packed is not None:
-                if isinstance(packed, CodedLinear) and any(child.weight is each.weight for _, _, each in embeddings):
-                    coded[child.weight] = packed
+                if isinstance(packed, KernelLinear) and identity_of(child) in tied:
+                    of_both[identity_of(child)] = packed
                 packed._forward_pre_hooks = child._forward_pre_hooks
                 setattr(parent, name, packed)
+                del child
+                give_back_freed_memory()
     for parent, name, embedding in embeddings:
-        layer = coded.get(embedding.weight) or coded_layer([embedding], memory)
+        layer = of_both.get(identity_of(embedding)) or coded_layer([embedding], memory)
         if layer is not None:
-            setattr(parent, name, CodedEmbedding(layer, getattr(embedding, "embed_scale", None)))
+            setattr(parent, name, PackedEmbedding(layer, getattr(embedding, "embed_scale", None)))
+
+
+def _is_plain(module: Any) -> bool:
+    """Tell whether a module is torch's own linear layer, also one whose weight is left in a file."""
+    return type(module) is torch.nn.Linear or (hasattr(module, "codes") and isinstance(module, torch.nn.Linear))
+
+
+def _num_kernel_bytes(module: Any) -> int:
+    """Return the bytes that our kernels' layer would have in the place of a module; 0 if there is none."""
+    if not _is_plain(module) or not (hasattr(module, "codes") or kernel_function(module.weight)):
+        return 0
+    if not hasattr(module, "codes"):
+        return int(module.weight.nbytes)
+    return int(4 * module.in_features * module.out_features - module.codes.num_bytes_saved)
+
+
+def packed_layers(network: torch.nn.Module) -> list[KernelLinear]:
+    """Return the layers of a network that our CPU kernels read, each once and always in the same order."""
+    return packed_among(list(network.modules()))
 
 
 def coded_layers(network: torch.nn.Module) -> list[CodedLinear]:
     """Return the layers of a network that multiply codes."""
-    layers = [module.fused if isinstance(module, LinearSlice) else module for module in network.modules()]
-    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, CodedLinear)]
+    that_multiply = [module for module in network.modules() if not isinstance(module, PackedEmbedding)]
+    return [layer for layer in packed_among(that_multiply) if isinstance(layer, CodedLinear)]
+
+
+def packed_among(modules: list[torch.nn.Module]) -> list[KernelLinear]:
+    """Return the layers of these modules that our CPU kernels read, each once."""
+    shown = {LinearSlice: "fused", PackedEmbedding: "layer"}
+    layers = [getattr(module, shown[type(module)]) if type(module) in shown else module for module in modules]
+    return [layer for layer in dict.fromkeys(layers) if isinstance(layer, KernelLinear)]
 
 
 def use_library_products(network: torch.nn.Module) -> None:
@@ -192,7 +221,7 @@ class LinearSlice(torch.nn.Module):
         """Show the outputs `first` up to `last` (not included) of `fused`."""
         super().__init__()
         self._fused: tuple[Any] = (fused,)  # in a tuple: not a child of each slice
-        self.first, self._last = first, last
+        self.first, self.last = first, last
 
     def show(self, fused: torch.nn.Module) -> None:
         """Show the same outputs of another layer."""
@@ -206,14 +235,14 @@ class LinearSlice(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The slice's lines of the fused weight."""
-        weight: torch.Tensor = self._fused[0].weight[self.first : self._last]
+        weight: torch.Tensor = self._fused[0].weight[self.first : self.last]
         return weight
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The slice's part of the fused bias."""
         bias: torch.Tensor | None = self._fused[0].bias
-        return None if bias is None else bias[self.first : self._last]
+        return None if bias is None else bias[self.first : self.last]
 
     @property
     def scales(self) -> torch.Tensor | None:
@@ -222,11 +251,11 @@ class LinearSlice(torch.nn.Module):
         if not isinstance(fused, Fp8Linear):
             return None
         size = fused.scaling.outputs
-        return fused.scales[self.first // size : -(-self._last // size)]
+        return fused.scales[self.first // size : -(-self.last // size)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute all fused outputs and return the slice; this is not the fast path."""
-        out: torch.Tensor = self.fused(x)[..., self.first : self._last]
+        out: torch.Tensor = self.fused(x)[..., self.first : self.last]
         return out
 
 

@@ -20,11 +20,12 @@ from decoding.cache.features import FeatureTap
 from decoding.checkpoint.layer_subset import num_layers
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import to_device
+from decoding.fused.linear import KernelLinear, PackedEmbedding, source_of
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.assistant_head import AssistantHead
 from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
-from decoding.heads.fit import fitting_config
+from decoding.heads.fit import LENT, fitting_config
 from decoding.heads.format.folder import Head, read_head
 from decoding.heads.format.head_config import HeadConfig
 from decoding.heads.format.networks import Eagle3Network
@@ -73,7 +74,7 @@ def attach_own(target: Target, target_path: str) -> MtpHead:
     files, network = own_head(target_path), _ends(target, target_path)
     loaded = (MtpNetwork.load(files, number, target.dtype) for number in range(len(files.modules)))
     modules = [MtpModule(each.to(target.device), number) for number, each in enumerate(loaded)]
-    ends = network.get_input_embeddings().weight, final_norm(network), network.get_output_embeddings()
+    ends = source_of(network.get_input_embeddings()), final_norm(network), network.get_output_embeddings()
     own, shares = MtpHead(modules, *ends, num_layers(network.config)), {}
     for own.reads in files.family.reads:
         shares[own.reads] = once_more(lambda: agreements(own, target, [own.layer_ids]))[0]
@@ -118,6 +119,12 @@ def attach(path: str, target: Target, target_path: str, head: Head | None = None
         return ends.get_input_embeddings().weight, ends.get_output_embeddings().weight
 
     network = make_network(head, lent, target.device, target.dtype)
+    if isinstance(target, LanguageModel):
+        ends = target.network.get_input_embeddings(), target.network.get_output_embeddings()
+        for name, end in zip(LENT, ends, strict=True):  # a packed one itself, not a copy of its weight
+            is_packed = isinstance(end, PackedEmbedding) or (isinstance(end, KernelLinear) and end.bias is None)
+            if name in network.lent and is_packed:
+                setattr(network, name.removesuffix(".weight"), end)
     read = head.target_ids, config.layer_ids
     own = Eagle3Head(network, *read) if isinstance(network, Eagle3Network) else DFlashHead(network, *read)
     readings = _readings(config, num_layers(target_config))

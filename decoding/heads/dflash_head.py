@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import rms_norm
 
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Packing, Plan
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import SlotAttention, TorchAttention, Window, attention_here
 from decoding.fused.layers import Norm
-from decoding.fused.linear import KernelLinear
+from decoding.fused.linear import KernelLinear, embedded
 from decoding.fused.packed_linear import PackedLinear, pack, plain_linear
 from decoding.heads.format.networks import DFlashNetwork
 from decoding.heads.slot_head import SlotHead
@@ -118,7 +118,7 @@ class DFlashHead(SlotHead):
         plan = self.cache.plan(self._slots(slots), positions_BS, max(starts) + self.block_size, None)
         tokens_NS = torch.full_like(positions_BS, self._mask_token_id)
         tokens_NS[:, 0] = newest_N
-        hidden_XH = embedding(tokens_NS.flatten(), self._embedding) * self.network.config.input_embedding_scale
+        hidden_XH = embedded(tokens_NS.flatten(), self._embedding) * self.network.config.input_embedding_scale
         for index, attention in enumerate(self._attentions(plan)):
             hidden_XH = self._through_layer(index, hidden_XH, attention)
         states_NSH = self._final_norm(hidden_XH).view(*positions_BS.shape, -1)
@@ -160,7 +160,7 @@ class DFlashHead(SlotHead):
         if (selector := self.network.candidate_selector) is not None:
             logits_ND = selector.rescored(logits_ND, states_NH, before_N, self._target_ids_D)
         if markov is not None:
-            before_NR = embedding(before_N, markov.markov_w1.weight)
+            before_NR = embedded(before_N, markov.markov_w1.weight)
             mixed_NR, carried_NR = markov.mix(states_NH, before_NR, block.carried_NR)
             logits_ND, block = logits_ND + markov.markov_w2(mixed_NR), replace(block, carried_NR=carried_NR)
         chances_N = None if confidence is None else confidence.chances(states_NH, before_NR)
@@ -244,7 +244,7 @@ class DFlashHead(SlotHead):
         markov = self.network.markov_head
         if markov is None or markov.kind != "rnn":
             return states_NSH.new_zeros(len(states_NSH), 0)
-        before_NR = embedding(newest_N, markov.markov_w1.weight)
+        before_NR = embedded(newest_N, markov.markov_w1.weight)
         carried_NR = torch.zeros_like(before_NR)
         for place in range(self._first):  # a place that does not predict is behind the same token as the next one
             carried_NR = markov.mix(states_NSH[:, place], before_NR, carried_NR)[1]

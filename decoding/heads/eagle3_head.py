@@ -12,12 +12,12 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding
 
 from decoding.cache.plan import Packing
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
+from decoding.fused.linear import embedded
 from decoding.heads.format.networks import Eagle3Network
 from decoding.heads.slot_head import SlotHead
 from decoding.network.target import timed_start
@@ -68,7 +68,7 @@ class Eagle3Head(SlotHead):
         attention = attention_here(
             self._heads, plan.positions_N, self.cache, plan, tables_PD, self._kernels, self._windowed
         )
-        embedded_NH = embedding(tokens_N, self._embedding)
+        embedded_NH = embedded(tokens_N, self._embedding)
         normed_NH = self._hidden_norm(states_NH)
         hidden_NH = normed_NH if self._residual_is_normed else states_NH
         first = self._layers[0]

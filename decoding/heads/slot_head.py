@@ -17,6 +17,7 @@ from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads
 from decoding.fused.decoder import FUSED_LINEARS
 from decoding.fused.layers import Layer, Norm, operations_on
+from decoding.fused.linear import source_of
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import pack_linears
 from decoding.gpu.available import kernels_run_on
@@ -45,7 +46,7 @@ class SlotHead(ABC):
         self.max_positions: int | None = layer_config.max_position_embeddings
         self.cache: KVCache | None = None
         self._target_ids_D = None if target_ids_D is None else target_ids_D.to(self.device)
-        self._embedding = network.embed_tokens.weight
+        self._embedding = source_of(network.embed_tokens)
         pack_linears(network.layers, FUSED_LINEARS)
         pack_linears(network)
         self._lm_head = network.lm_head

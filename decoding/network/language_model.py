@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from functools import partial
 from itertools import accumulate, chain
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
+from decoding.codes.left_weight import identity_of
 from decoding.device import Device, seconds_of, to_device
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.live_weights import LiveWeights
@@ -47,14 +49,15 @@ class LanguageModel(SlotNetwork, LocalTarget):
         self.close_call = close_call_margin(self.dtype)  # of a model that deviates little; the probe measures it
         # A forward reads each weight once, but only a few rows of an input embedding.
         self.num_bytes_read: int = self.num_weight_bytes
-        embedding = model.get_input_embeddings().weight
-        if embedding is not model.get_output_embeddings().weight:
-            self.num_bytes_read -= embedding.numel() * embedding.element_size()
+        if not self.is_kept:
+            embedding = identity_of(model.get_input_embeddings())
+            if embedding is not identity_of(model.get_output_embeddings()):
+                self.num_bytes_read -= prod(embedding.shape) * self.dtype.itemsize
 
     @classmethod
     def load(cls, path: str, device: Device = "auto", dtype: DType = "auto", exact: Exact = "off") -> "LanguageModel":
         """Load the model at `path` (a folder, or a hub name), as `load_network` says; `exact` as in EngineOptions."""
-        model = cls(*load_network(path, device, dtype))
+        model = cls(*load_network(path, device, dtype, in_codes=True))
         model.exact = exact
         return model
 

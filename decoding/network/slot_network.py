@@ -26,12 +26,13 @@ from decoding.cache.plan import Packing, Plan
 from decoding.checkpoint.layer_subset import CannotCutError, LayerRange, layer_list, num_layers
 from decoding.checkpoint.supported import cache_argument, max_positions
 from decoding.choices import Exact as Exact
+from decoding.codes.left_weight import identity_of
 from decoding.device import to_device
 from decoding.fp8.linear import Fp8Linear, weights_of
-from decoding.fused.coded_linear import CodedEmbedding
+from decoding.fused.coded_linear import CodedLinear, lay_out_codes
 from decoding.fused.decoder import FUSED_LINEARS, FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, Inputs
-from decoding.fused.packed_linear import coded_layers, pack_linears
+from decoding.fused.packed_linear import coded_layers, pack_linears, packed_layers
 from decoding.gpu.available import kernels_run_on
 from decoding.states import layers as state_layers
 from decoding.states.book import num_recent_states
@@ -64,15 +65,18 @@ class SlotNetwork(ABC):
         self.packs_rows: bool = network.config.get_text_config()._attn_implementation == attention.SLOT_ATTENTION
         # Whether each row has a forward of its own, in which all that the model asks of the cache is true of that row.
         self.runs_rows_apart = False
+        self.is_kept: bool = bool(packed_layers(network))  # laid out already, by an earlier engine
         # Counted now, while all weights are where the checkpoint put them.
+        num_left_bytes = lay_out_codes(self.network)
         own = (w.to_local() if isinstance(w, DTensor) else w for w in weights_of(network))  # what this process has
-        self.num_weight_bytes: int = sum(w.numel() * w.element_size() for w in own)
+        self.num_weight_bytes: int = num_left_bytes + sum(w.numel() * w.element_size() for w in own)
         self.fused: FusedDecoder | None = None  # runs instead of the network's own code if it fits
         self.graphs: ForwardGraphs | None = None  # of the fused network, on CUDA
         self.may_fuse = True  # whether the probe has found nothing that forbids it
         self.why_not_fused = ""  # and what it found
         self.is_sped_up = False
         self.num_coded_layers = 0  # that multiply codes of 4 or 8 bits, once it is sped up
+        self.found: Any = None  # by the probe, if the layers are fused
         self.exact: Exact = "off"  # whether `speed_up` lays out products in which no line depends on another
         self.is_measured_invariant = False
         self.layers = layers
@@ -80,7 +84,7 @@ class SlotNetwork(ABC):
         self.vocab_size = None
         if layers is None or layers.has_head:
             head = network.get_output_embeddings()
-            self.vocab_size = head.weight.shape[0]
+            self.vocab_size = head.out_features if self.is_kept else identity_of(head).shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
     def new_cache(
@@ -133,14 +137,11 @@ class SlotNetwork(ABC):
         fits = not self.runs_rows_apart and FusedDecoder.fits(self.network)
         if fits and not self.may_fuse:
             fits, self.why_not_fused = False, "a miniature of it deviates when they are fused"
-        pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
-        coded = coded_layers(self.network)
-        self.num_coded_layers = len(coded)
-        own = [each.layer for each in self.network.modules() if isinstance(each, CodedEmbedding)]
-        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in dict.fromkeys(coded + own))
-        if self.device.type == "cpu":  # the other weights still point into the file and keep all of it mapped
-            for weight in weights_of(self.network):
-                weight.data = weight.data.clone()
+        if not self.is_kept:
+            pack_linears(self.network, FUSED_LINEARS if fits else (), self.has_exact_products)
+        self.num_coded_layers = len(coded_layers(self.network))
+        coded = [layer for layer in packed_layers(self.network) if isinstance(layer, CodedLinear)]
+        self.num_weight_bytes -= sum(layer.num_bytes_saved for layer in coded)
         self.fused = FusedDecoder(self.network, self.layers) if fits else None
 
     def _forward(
@@ -189,7 +190,8 @@ class SlotNetwork(ABC):
                 )
             positions_N = positions_BT.flatten()
             if packing is None:
-                wanted_at_BJ = wanted_BJ + torch.arange(0, len(fed_N), width, device=self.device)[:, None]
+                firsts = 0 if len(starts) == 1 else torch.arange(0, fed_N.shape[0], width, device=self.device)[:, None]
+                wanted_at_BJ = wanted_BJ + firsts
             else:
                 positions_N = positions_N[packing.packed_N]
                 wanted_at_BJ = packing.unpacked_BT.gather(1, wanted_BJ)

@@ -101,7 +101,8 @@ class Stage(SlotNetwork):
             check_can_be_cut(config, path)
         if num_ranks > 1:
             check_can_be_sharded(config, path, num_ranks)
-        network, eos_token_ids = load_network(path, device, dtype, stage_class(config, layers), num_ranks)
+        of_these = stage_class(config, layers)
+        network, eos_token_ids = load_network(path, device, dtype, of_these, num_ranks, in_codes=True)
         return cls(network, layers, eos_token_ids, num_ranks)
 
     def cache(self, session: int = 0) -> KVCache:

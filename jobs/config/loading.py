@@ -22,11 +22,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from jobs.config.arguments import help_of, shorts_of, spelled_out
 from jobs.config.fields import READERS, Field, Flat, all_fields, level_fields, members_of, own_fields
 
-_ENV_PREFIX = "DRAY_"
-READ_BY_DECODING = ("DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH", "DRAY_KERNELS_TILES")
+_ENV_PREFIX, _NO_NUMBER = "DRAY_", "expected a number"
+_OF_DECODING = ("CACHE", "GRAPHS", "KEEP_WEIGHTS", "KERNELS", "KERNELS_MARCH", "KERNELS_TILES")
+READ_BY_DECODING = tuple(f"{_ENV_PREFIX}{name}" for name in _OF_DECODING)
 # What pydantic puts behind the name of a field in errors: the member of a union, a single value or a list of them.
 _SINGLE, _LIST = re.compile(r"str|literal\[.*\]"), re.compile(r"(list|tuple)\[.*\]")
-_NO_NUMBER = "expected a number"
 _Config = TypeVar("_Config")
 
 

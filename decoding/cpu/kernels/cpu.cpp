@@ -76,8 +76,8 @@ void dray_linear_float32(const Linear* linear, const float* x, int64_t lines, co
   run_linear(*linear, x, lines, added, out);
 }
 
-void dray_decode_lines(const Linear* linear, const int64_t* lines, int64_t num, float* out) {
-  decode_lines(*linear, lines, num, out);
+bool dray_read_lines(const Linear* linear, const int64_t* lines, int64_t num, int64_t size, void* out) {
+  return read_lines(*linear, lines, num, size, out);
 }
 
 void dray_linear_bfloat16(const Linear* linear, const BFloat16* x, int64_t lines, const BFloat16* added,

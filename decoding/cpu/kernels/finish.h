@@ -36,16 +36,16 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
     if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
     y *= linear.gate_is_gelu ? gelu(g) : silu(g);
   }
-  y *= linear.scale;
+  if (linear.scale != 1.0f) y *= linear.scale;  // a look is cheaper than a product of all lanes
   if (added) y += load(added, num);
   store(out, y, num);
 }
 
 // Finishes and stores the sums [lines, columns] of the outputs from `column` on, as many as exist. `gate`: sums of the
 // gate, or null; `added` and `out` begin at the block's first line.
-template <class T>
-void finish_block(const Linear& linear, int64_t column, int64_t columns, int lines, const float* sums, const float* gate,
-                  const T* added, T* out) {
+template <int64_t columns, class T>
+void finish_block(const Linear& linear, int64_t column, int lines, const float* sums, const float* gate, const T* added,
+                  T* out) {
   for (int m = 0; m < lines; ++m)
     for (int64_t c = 0; c < columns && column + c < linear.outputs; c += kLanes) {
       const int num = static_cast<int>(std::min<int64_t>(kLanes, linear.outputs - column - c));

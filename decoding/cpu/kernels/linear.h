@@ -148,9 +148,12 @@ void multiply(int lines, const Input<T>* x, int64_t inputs, const T* block, int6
   multiply<T, kNothing>(lines, x, inputs, block, nullptr, out);
 }
 
-// The same with a weight in codes. Of several passes over a block the first decodes it.
-inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x, int64_t pass, int64_t passes,
-                           std::vector<float>& decoded, float* out) {
+// The same with a weight in codes. Of several passes over a block the first decodes it. A call of its own: its memory of a
+// thread would cost plain numbers a look at each block.
+__attribute__((noinline)) inline void multiply_coded(const Codes& weight, int64_t block, int lines, const float* x,
+                                                     int64_t pass, int64_t passes, bool is_gate, float* out) {
+  thread_local std::vector<float> rooms[2];
+  std::vector<float>& decoded = rooms[is_gate];
   if (passes == 1) return weight.multiply(block, lines, x, nullptr, out);
   if (decoded.size() < static_cast<size_t>(weight.inputs * kColumns)) decoded.resize(weight.inputs * kColumns);
   if (pass == 0) return weight.multiply(block, lines, x, decoded.data(), out);
@@ -163,17 +166,15 @@ void run_block(const Linear& linear, int64_t block, int lines, const Input<T>* x
                const T* added, T* out) {
   const int64_t size = linear.inputs * kColumns, column = block * kColumns;
   float sums[kMaxLines * kColumns], gate[kMaxLines * kColumns];
-  thread_local std::vector<float> decoded[2];
   const auto run = [&](const void* weight, int64_t form, float* into) {
     if (!form) return multiply<T>(lines, x, linear.inputs, static_cast<const T*>(weight) + block * size, pass, passes, into);
     if constexpr (std::is_same<T, float>::value) {
-      const Codes codes{weight, form, linear.inputs};
-      multiply_coded(codes, block, lines, x, pass, passes, decoded[into == gate], into);
+      multiply_coded(Codes{weight, form, linear.inputs}, block, lines, x, pass, passes, into == gate, into);
     }
   };
   if (linear.gate_weight) run(linear.gate_weight, linear.gate_form, gate);
   run(linear.weight, linear.form, sums);
-  finish_block<T>(linear, column, kColumns, lines, sums, linear.gate_weight ? gate : nullptr, added, out);
+  finish_block<kColumns, T>(linear, column, lines, sums, linear.gate_weight ? gate : nullptr, added, out);
 }
 
 // Returns the lines in the format in which they are multiplied; the next call may overwrite them.
@@ -216,20 +217,39 @@ void run_linear(const Linear& linear, const T* lines, int64_t num_lines, const T
   }
 }
 
-// out [num, I] = these lines of a weight in codes. Lines of one block that follow each other are decoded together.
-inline void decode_lines(const Linear& linear, const int64_t* lines, int64_t num, float* out) {
+// out [num, I] = these lines of a weight, of numbers of `size` bytes; false if one of them is not there. Lines of one block
+// that follow each other are read (and decoded from codes) together.
+inline bool read_lines(const Linear& linear, const int64_t* lines, int64_t num, int64_t size, void* out) {
+  const bool is_coded = linear.form && size == sizeof(float), is_tiled = linear.form && !is_coded;
+  const int64_t columns = is_tiled ? kTileColumns : kColumns, step = is_tiled ? kStep : 1;
+  const int64_t words = linear.inputs * size / 4;  // of a line: each depth has one of every column
+  const int64_t stored = (linear.inputs + step - 1) / step * step * size / 4;
+  float* const into = static_cast<float*>(out);  // a word may be two bfloat16: it is only moved
+  std::vector<int64_t> firsts;
+  for (int64_t n = 0; n < num; ++n) {
+    if (lines[n] < 0 || lines[n] >= linear.outputs) return false;
+    if (n == 0 || lines[n] != lines[n - 1] + 1 || lines[n] % columns == 0) firsts.push_back(n);
+  }
+  const int64_t num_runs = firsts.size();
+  firsts.push_back(num);
   const Codes weight{linear.weight, linear.form, linear.inputs};
 #pragma omp parallel if (num > 64)
   {
-    std::vector<float> columns(linear.inputs * kColumns);
-    int64_t block = -1;
+    std::vector<float> decoded(is_coded ? words * kColumns : 0);
+    int64_t decoded_block = -1;
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < num; ++n) {
-      if (lines[n] / kColumns != block) weight.decoded(block = lines[n] / kColumns, columns.data());
-      for (int64_t i = 0; i < linear.inputs; ++i)
-        out[n * linear.inputs + i] = columns[i * kColumns + lines[n] % kColumns];
+    for (int64_t run = 0; run < num_runs; ++run) {
+      const int64_t n = firsts[run], here = firsts[run + 1] - n, block = lines[n] / columns;
+      if (is_coded && block != decoded_block) weight.decoded(decoded_block = block, decoded.data());
+      const float* from =
+          is_coded ? decoded.data() : static_cast<const float*>(linear.weight) + block * columns * stored;
+      for (int64_t first = 0; first < words; first += kLanes)  // a cache line of each output
+        for (int64_t m = 0; m < here; ++m)
+          for (int64_t i = first; i < words && i < first + kLanes; ++i)
+            into[(n + m) * words + i] = from[i * columns + lines[n] % columns + m];
     }
   }
+  return true;
 }
 
 }  // namespace

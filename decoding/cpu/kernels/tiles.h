@@ -202,9 +202,9 @@ void run_tiles(const Linear& linear, const BFloat16* x, int64_t num_lines, const
           if (linear.gate_weight) run(linear.gate_weight, gate);
           run(linear.weight, sums);
           const int64_t at = (first + line) * linear.outputs;
-          finish_block<BFloat16>(linear, block * kTileColumns, kTileColumns,
-                                 static_cast<int>(std::min(kTileLines, batch.lines - line)), sums,
-                                 linear.gate_weight ? gate : nullptr, added ? added + at : nullptr, out + at);
+          finish_block<kTileColumns, BFloat16>(linear, block * kTileColumns,
+                                               static_cast<int>(std::min(kTileLines, batch.lines - line)), sums,
+                                               linear.gate_weight ? gate : nullptr, added ? added + at : nullptr, out + at);
         }
     }
   }

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
 
+from decoding.fused.linear import embedded
 from decoding.fused.live_weights import LiveWeights
 from decoding.heads.eagle3_head import Eagle3Head, Places
 from decoding.heads.mtp.family import Reads
@@ -20,14 +20,14 @@ class MtpHead(Eagle3Head):
     """A head that reads pairs, as an EAGLE-3 head does, with its target's embedding, final norm and output layer."""
 
     def __init__(
-        self, modules: Seq[MtpModule], embedding_VH: torch.Tensor, norm: nn.Module, lm_head: Any, num_layers: int
+        self, modules: Seq[MtpModule], embedding_VH: Any, norm: nn.Module, lm_head: Any, num_layers: int
     ) -> None:
         """Take over modules that are loaded; the other parts are those of a target with `num_layers` layers."""
         first = modules[0]
         self.modules, self.layer_ids = modules, (num_layers,)
         self.reads: Reads = "normed"
         self.device, self.dtype, self.hidden_size = first.device, first.dtype, first.hidden_size
-        self.vocab_size, self.max_positions, self.cache = len(embedding_VH), first.max_positions, None
+        self.vocab_size, self.max_positions, self.cache = lm_head.out_features, first.max_positions, None
         self._embedding, self._norm_of_target, self._lm_head = embedding_VH, norm, lm_head
 
     @property
@@ -53,7 +53,7 @@ class MtpHead(Eagle3Head):
     ) -> torch.Tensor:
         """Read pairs with a module; return the residual stream behind its layers, [N, H], wanted or not."""
         assert self.cache is not None, "allocate() comes first"
-        embedded_NH = embedding(tokens_N, self._embedding)
+        embedded_NH = embedded(tokens_N, self._embedding)
         return self.modules[module].read(embedded_NH, states_NH, places, self.cache)
 
     @torch.inference_mode()

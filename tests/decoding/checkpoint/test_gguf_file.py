@@ -99,7 +99,7 @@ def test_a_file_is_dequantized_once_for_each_content_and_versions_that_read_it_a
     made = (folder / "model.safetensors").stat().st_mtime_ns
     assert model_folder(path) == str(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
-    assert origin(str(folder)) == {"sha256": gguf_file._sha256(path, 0, 0), "quantization": "F32"}
+    assert origin(str(folder)) == {"sha256": model_files.file_digest(Path(path)), "quantization": "F32"}
     assert origin(str(tmp_path)) is None
     monkeypatch.setattr("transformers.__version__", "99.0")
     after = Path(model_folder(path))

@@ -19,10 +19,12 @@ from transformers import (
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint import model_files
 from decoding.checkpoint.gguf_file import origin_in_words
+from decoding.checkpoint.loading import load_network
 from decoding.checkpoint.supported import model_folder
 from decoding.codes.gguf_tensors import CodedTensor
 from decoding.fused import kernels
-from decoding.fused.coded_linear import CodedEmbedding, codes_run
+from decoding.fused.coded_linear import codes_run
+from decoding.fused.linear import PackedEmbedding
 from decoding.fused.packed_linear import coded_layers
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
@@ -56,10 +58,7 @@ def save_coded(
 
 
 def loaded(path: str, *, is_coded: bool = True) -> LanguageModel:
-    model = LanguageModel.load(path, "cpu")
-    for module in model.network.modules():
-        if not is_coded and hasattr(module, "codes"):
-            del module.codes
+    model = LanguageModel(*load_network(model_folder(path), "cpu", "auto", in_codes=is_coded))
     check_model(model, path)
     return model
 
@@ -106,7 +105,7 @@ def test_logits_are_those_of_float32_weights_bit_for_bit_and_no_float32_copy_is_
     assert (coded.num_coded_layers, plain.num_coded_layers) == (3 * PER_LAYER + 1, 0)
     for num_rows in (1, 9, 40):
         assert torch.equal(logits(coded, num_rows), logits(plain, num_rows))
-    assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert isinstance(coded.network.get_input_embeddings(), PackedEmbedding)
     assert all(weight.ndim == 1 for weight in coded.network.parameters()), "norms alone are float32"
     assert coded.num_weight_bytes < 0.4 * plain.num_weight_bytes
     assert coded.num_bytes_read < 0.4 * plain.num_bytes_read
@@ -116,7 +115,7 @@ def test_the_scaled_embedding_of_gemma_is_read_from_the_codes_of_the_head(tmp_pa
     more = {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 16}
     path = save_coded(tmp_path, "Q8_0", Gemma3TextConfig, **more)
     coded, plain = loaded(path), loaded(path, is_coded=False)
-    assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert isinstance(coded.network.get_input_embeddings(), PackedEmbedding)
     assert coded.facts()["fused"]
     assert torch.equal(logits(coded, 3), logits(plain, 3))
 
@@ -141,7 +140,7 @@ def test_every_family_computes_the_bits_of_float32_weights_also_after_they_are_r
 
     coded, plain = model(True), model(False)
     assert (coded.num_coded_layers, coded.facts()["fused"]) == (3 * num_products + 1, True)
-    assert isinstance(coded.network.get_input_embeddings(), CodedEmbedding)
+    assert isinstance(coded.network.get_input_embeddings(), PackedEmbedding)
     assert torch.equal(logits(coded, 9), logits(plain, 9))
     other = {name: each * 0.5 for name, each in plain.weights.snapshot().items()}
     for each in (coded, plain):
@@ -154,7 +153,7 @@ def test_a_model_in_codes_computes_with_other_weights_that_it_is_given(tmp_path)
     model, other = (loaded(path) for path in paths)
     before = logits(model)
     own = model.weights.snapshot()
-    model.weights.put(model.weights.check(LanguageModel.load(paths[1], "cpu").network.state_dict()))
+    model.weights.put(model.weights.check(load_network(paths[1], "cpu", "float32")[0].state_dict()))
     assert torch.equal(logits(model), logits(other))
     model.weights.put(model.weights.check(own))
     assert torch.equal(logits(model), before)

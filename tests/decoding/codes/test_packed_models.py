@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from actors.settings import GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.checkpoint.loading import load_network
 from decoding.checkpoint.supported import load_config
+from decoding.codes import packed_tensors
 from decoding.codes.packed_tensors import PackedTensor
 from decoding.engine.draft_folder import check_replacement
 from decoding.fused import kernels
@@ -128,6 +130,26 @@ def test_a_stage_reads_the_packed_weights_of_its_layers_alone(tmp_path, monkeypa
     assert {name.split(".")[2] for name in read} == {"1"}
 
 
+@pytest.mark.parametrize("kernels_are", ["on", "off"])
+def test_no_more_than_one_dequantized_weight_is_in_memory_while_a_model_loads(tmp_path, monkeypatch, kernels_are):
+    """But without our kernels, where the weights are all there is."""
+    packed, _ = saved(tmp_path, "W4A16")
+    monkeypatch.setenv("DRAY_KERNELS", kernels_are)
+    made, most, dequantized = list[weakref.ref[object]](), 0, packed_tensors._Numbers.dequantized
+
+    def noted(numbers: object) -> object:
+        nonlocal most
+        weight_OI = dequantized(numbers)
+        made.append(weakref.ref(weight_OI))
+        most = max(most, sum(each() is not None for each in made))
+        return weight_OI
+
+    monkeypatch.setattr(packed_tensors._Numbers, "dequantized", noted)
+    model = loaded(packed)
+    assert model.num_coded_layers == (0 if kernels_are == "off" else 3 * PER_LAYER)
+    assert (most <= 2) == (kernels_are == "on")
+
+
 def test_zeros_as_a_bias_of_layers_that_have_none_are_passed_over_and_other_biases_refused(tmp_path):
     packed, plain = saved(tmp_path, "GPTQ")
     file, name = Path(packed) / "model.safetensors", "model.layers.1.mlp.up_proj.bias"
@@ -148,7 +170,7 @@ def test_codes_of_another_file_that_comes_while_a_model_loads_are_not_taken(tmp_
     with caplog.at_level(logging.WARNING):
         model.speed_up()
     assert "has other numbers now" in caplog.text
-    assert model.num_coded_layers == 0
+    assert model.num_coded_layers == 3 * (PER_LAYER - 1), "those are in codes that were laid out before"
     assert torch.equal(logits(model), logits(loaded(plain)))
 
 

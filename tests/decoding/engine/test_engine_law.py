@@ -24,7 +24,7 @@ from tests.decoding.toy import Distribution, is_plausible
 
 VOCAB_SIZE = 6
 PROMPT = (2, 3, 2, 3, 2)  # the n-gram drafter finds something here
-NUM_SAMPLES = 4000
+NUM_SAMPLES = 2000
 NUM_TOKENS = 3
 PARAMS = {
     "plain": SamplingParams(max_tokens=NUM_TOKENS, n=NUM_SAMPLES, temperature=1.0),
@@ -145,7 +145,7 @@ def test_unadjusted_texts_without_a_draft_follow_the_targets_law(trio, law_of):
 
 @pytest.mark.parametrize("most_candidates", [1, 3])
 def test_texts_of_a_draft_that_draws_from_its_best_tokens_follow_the_law(trio, law_of, most_candidates, monkeypatch):
-    monkeypatch.setattr("decoding.drafters.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))
+    monkeypatch.setattr("decoding.drafters.making.ModelDrafter", partial(ModelDrafter, most_candidates=most_candidates))
     assert is_plausible(_written(trio, "unrelated_draft", "rejection", "plain"), law_of("plain"))
 
 

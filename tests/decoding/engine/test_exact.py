@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from decoding import EngineOptions
-from decoding.engine import load
 from decoding.engine.load import Parts, load_parts
 from decoding.fused import kernels
+from decoding.kept import models
 from decoding.network import slot_network
 from decoding.network.language_model import LanguageModel
 from tests.decoding.families import WIDE
@@ -54,7 +54,7 @@ def test_no_model_has_exact_products_where_our_kernels_do_not_run(folders, monke
 @pytest.mark.parametrize(("exact", "dtype"), [("on", "float32"), ("on", "bfloat16"), ("auto", "bfloat16")])
 def test_a_target_that_is_measured_to_be_invariant_is_said_to_be(folders, monkeypatch, caplog, exact, dtype):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(load, "check_model", check_that_finds(True))
+    monkeypatch.setattr(models, "check_model", check_that_finds(True))
     assert parts(folders, exact, dtype).target.is_batch_invariant
     assert "the same, bit for bit, in any batch" in caplog.text
 
@@ -62,14 +62,14 @@ def test_a_target_that_is_measured_to_be_invariant_is_said_to_be(folders, monkey
 @pytest.mark.usefixtures("_gpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_refuses_a_target_that_is_measured_to_depend_on_the_batch(folders, monkeypatch, dtype):
-    monkeypatch.setattr(load, "check_model", check_that_finds(False))
+    monkeypatch.setattr(models, "check_model", check_that_finds(False))
     with pytest.raises(ValueError, match=rf"^engine\.exact is 'on', but .*target' on cpu depend .* \(in {dtype}\)"):
         parts(folders, "on", dtype)
 
 
 @pytest.mark.usefixtures("_gpu")
 def test_auto_warns_of_a_target_that_is_measured_to_depend_on_the_batch(folders, monkeypatch, caplog):
-    monkeypatch.setattr(load, "check_model", check_that_finds(False))
+    monkeypatch.setattr(models, "check_model", check_that_finds(False))
     assert not parts(folders, "auto", "bfloat16").target.is_batch_invariant
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "depend on the batch here, so near ties in its text may, too" in caplog.text
@@ -79,7 +79,7 @@ def test_auto_warns_of_a_target_that_is_measured_to_depend_on_the_batch(folders,
 @pytest.mark.parametrize(("exact", "dtype"), [("off", "bfloat16"), ("off", "float32"), ("auto", "float32")])
 def test_nothing_is_said_of_a_target_with_the_librarys_products(folders, monkeypatch, caplog, exact, dtype):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(load, "check_model", check_that_finds(True))
+    monkeypatch.setattr(models, "check_model", check_that_finds(True))
     assert not parts(folders, exact, dtype).target.is_batch_invariant
     assert "batch" not in caplog.text
 

@@ -8,8 +8,8 @@ import torch
 
 from decoding.codes.gguf_tensors import CodedTensor
 from decoding.fused import kernels
-from decoding.fused.coded_linear import CodedEmbedding, CodedLinear, coded_layer
-from decoding.fused.linear import KernelLinear
+from decoding.fused.coded_linear import CodedLinear, coded_layer
+from decoding.fused.linear import KernelLinear, PackedEmbedding
 from tests.decoding.codes.random_codes import TYPES, random_tensor, same_bits
 
 # Outputs and inputs: of SmolLM2, and with a last block of any size (blocks have 16 or 32 outputs).
@@ -93,11 +93,11 @@ def test_an_embedding_returns_the_lines_that_are_asked_for(tmp_path):
     layer = coded_layer([embedding])
     assert layer is not None
     ids = torch.randint(301, (3, 50), generator=torch.Generator().manual_seed(0))
-    assert same_bits(CodedEmbedding(layer)(ids), numbers[ids])
-    assert same_bits(CodedEmbedding(layer)(torch.tensor(300)), numbers[300])
-    assert same_bits(CodedEmbedding(layer).weight, numbers)
+    assert same_bits(PackedEmbedding(layer)(ids), numbers[ids])
+    assert same_bits(PackedEmbedding(layer)(torch.tensor(300)), numbers[300])
+    assert same_bits(PackedEmbedding(layer).weight, numbers)
     with pytest.raises(AssertionError, match="no such line"):
-        CodedEmbedding(layer)(torch.tensor([301]))
+        PackedEmbedding(layer)(torch.tensor([301]))
 
 
 def linear_over(numbers: torch.Tensor, tensor: CodedTensor) -> torch.nn.Linear:

@@ -64,7 +64,7 @@ def test_a_description_that_is_wrong_in_one_thing_is_not_used(wrong, attention, 
     model = LanguageModel(network(name), frozenset())
     assert check_model(model, name) < 2e-5
     assert model.fused is None
-    assert "when its layers are fused: transformers' code runs" in caplog.text
+    assert "transformers' code runs in place of fused layers: " in caplog.text
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -15,7 +15,7 @@ import torch
 
 from decoding.cpu import library
 from decoding.fused import kernels
-from decoding.fused.linear import KernelLinear, kernel_function
+from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
 from tests.decoding.fused import tdpbf16ps
 
 SHAPES = [(1536, 576), (49152, 576), (576, 1536), (33, 80), (50, 38), (7, 4), (32, 32), (96, 1026)]  # outputs, inputs
@@ -66,6 +66,17 @@ def test_products_are_those_of_the_manual(shape):
     assert expected_NO.count_nonzero() > expected_NO.numel() / 2 or shape[1] < 32
     for num_lines in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 41):
         assert torch.equal(layer(x_NI[:num_lines])[:, some], expected_NO[:num_lines].bfloat16())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_lines_of_a_weight_are_read_from_the_layout_for_tiles(shape):
+    """A tied embedding reads them: a block has 32 outputs, and zeros behind the last input, to whole steps of 32."""
+    weight_OI = torch.randn(shape).bfloat16()
+    layer = layer_of(weight_OI)
+    index = torch.cat([torch.randint(shape[0], (100,)), torch.arange(shape[0])[-33:]])
+    assert torch.equal(PackedEmbedding(layer)(index), weight_OI[index])
+    with pytest.raises(AssertionError, match="no such line"):
+        layer.lines(torch.tensor([shape[0]]))
 
 
 @pytest.mark.parametrize("exponents", [(-70, -56), (-126, -119), (-133, -126)], ids=["products", "least", "inputs"])

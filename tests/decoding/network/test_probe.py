@@ -10,7 +10,6 @@ import transformers
 
 from decoding import Engine, SamplingParams
 from decoding.cache import slot_attention as attention
-from decoding.checkpoint import loading
 from decoding.network.language_model import LanguageModel
 from decoding.network.probe import check_model
 from decoding.network.probe_rows import FEWEST_POSITIONS, relative_deviation
@@ -90,9 +89,10 @@ def test_wrong_attention_is_caught(tmp_path, monkeypatch, name, broken):
 
 def test_a_model_that_is_loaded_with_another_attention_than_generate_uses_is_caught(tmp_path, monkeypatch):
     path, prompts = save(family_network("falcon_alibi"), tmp_path), random_prompts([9, 30])
-    expected, real = generated(path, prompts, 16), loading.AutoModelForCausalLM.from_pretrained
+    expected, real = generated(path, prompts, 16), transformers.PreTrainedModel.from_pretrained.__func__
     eager = {"attn_implementation": "eager"}  # which adds the positions of ALiBi twice
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: real(*a, **{**k, **eager}))
+    with_eager = classmethod(lambda *a, **k: real(*a, **{**k, **eager}))
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", with_eager)
     model = LanguageModel.load(path, "cpu")
     written = engine_over(model).generate(prompts, SamplingParams(temperature=0, max_tokens=16))
     assert outputs(written) != expected

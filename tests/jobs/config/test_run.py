@@ -223,7 +223,14 @@ def test_the_example_configs_are_valid(path):
     assert load(path).generator_settings().models.target
 
 
-_OF_DECODING = ["DRAY_CACHE", "DRAY_GRAPHS", "DRAY_KERNELS", "DRAY_KERNELS_MARCH", "DRAY_KERNELS_TILES"]
+_OF_DECODING = [
+    "DRAY_CACHE",
+    "DRAY_GRAPHS",
+    "DRAY_KEEP_WEIGHTS",
+    "DRAY_KERNELS",
+    "DRAY_KERNELS_MARCH",
+    "DRAY_KERNELS_TILES",
+]
 
 
 @pytest.mark.parametrize("name", _OF_DECODING)

@@ -80,7 +80,7 @@ def test_each_draft_is_that_of_a_textbook_head_over_the_committed_text(case, num
 def test_the_text_is_that_of_the_target_alone(case, temperature):
     params = SamplingParams(max_tokens=14, temperature=temperature, seed=5)
     plain = outputs(engine_over(case.target.share(), NoDrafter(), num_slots=1).generate(PROMPTS, params))
-    for num_slots, num_drafted in ((1, 2), (3, 1), (4, 8)):
+    for num_slots, num_drafted in ((1, 2), (3, 8)):
         drafter = make_drafter("mtp", case.head.share(), VOCAB_SIZE, num_slots, 80)
         engine = engine_over(case.target, drafter, num_slots=num_slots, num_drafted=num_drafted)
         found = engine.generate(PROMPTS, params)

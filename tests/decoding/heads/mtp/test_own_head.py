@@ -107,7 +107,7 @@ def test_a_family_that_is_not_known_is_refused_by_name(tmp_path):
 )
 def test_a_head_that_cannot_be_read_is_refused_before_the_target_is_loaded(target, monkeypatch, changed, says):
     change(target, **changed)
-    monkeypatch.setattr("decoding.engine.load.LanguageModel", None)
+    monkeypatch.setattr("decoding.engine.load.load_checked", None)
     with pytest.raises(ValueError, match=re.escape(says) + ".*(use another checkpoint|leave models.draft out)"):
         Engine.load(target, "mtp", device="cpu")
 
