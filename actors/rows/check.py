@@ -73,13 +73,12 @@ class FunctionCheck(TextCheck):
             found = self.function.run(values)
         except BaseException as error:
             line = self.function.line_of(error)
-            where = "" if line is None else f" (line {line} of {self.function.name})"
-            raise RowError("validate", f"the check failed: {text_of(error)}{where}", type(error).__name__) from error
+            raise _failed(error, "" if line is None else f" (line {line} of {self.function.name})") from error
         if isinstance(found, bool | np.bool_):
             return None if found else _FAILS
         if isinstance(found, str) and found:
             return found
-        said = f"the check must return true, false, or in a text what is wrong; it returned {found!r:.200}"
+        said = f"the check must return true, false, or in a text what is wrong; it returned {_shown(found)}"
         raise RowError("validate", said, "TypeError")
 
 
@@ -111,8 +110,7 @@ class SqlCheck(TextCheck):
         try:
             found = self._asked(generations_table([row], self._schema)).fetchall()[0][0]
         except Exception as error:
-            said = f"the check failed: {' '.join(text_of(error).split())}"
-            raise RowError("validate", said, type(error).__name__) from error
+            raise _failed(error) from error
         return None if found else f"{self._sql} is {'null' if found is None else 'false'}"
 
 
@@ -143,14 +141,30 @@ class SchemaCheck(TextCheck):
             value = parsed(row["content"] or "")
         except ValueError as error:
             return f"it is not JSON: {error}"
-        error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+        try:
+            error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+        except Exception as failure:
+            raise _failed(failure) from failure  # a schema without end, or a number beyond what it can divide
         return None if error is None else f"{error.json_path}: {error.message}"
+
+
+def _failed(error: BaseException, where: str = "") -> RowError:
+    return RowError("validate", f"the check failed: {' '.join(text_of(error).split())}{where}", type(error).__name__)
+
+
+def _shown(found: object) -> str:
+    """Return what a function of the user returned, for a reader."""
+    try:
+        return f"{found!r:.200}"
+    except BaseException:  # noqa: BLE001 - code of the user
+        return f"a {type(found).__name__}"
 
 
 def _references(schema: Any) -> Iterator[str]:
     """Yield the references in a schema."""
-    if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-        yield schema["$ref"]
+    for name in ("$ref", "$dynamicRef"):
+        if isinstance(schema, Mapping) and isinstance(schema.get(name), str):
+            yield schema[name]
     inner = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
     for each in inner:
         yield from _references(each)

@@ -18,6 +18,7 @@ from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver import execution
 from jobs.driver.plan import make_plan
+from pipeline.errors import RowError
 from pipeline.run.directory import RunDirectory
 from tests.jobs.runs import arguments, content, errors, generations, problems, prompts, write_jsonl
 
@@ -149,6 +150,20 @@ def test_a_schema_takes_json_of_its_form_alone():
         assert "it is not JSON" in str(check.problem({"content": text}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "kind"),
+    [
+        ('{"$ref": "#"}', "1", "RecursionError"),
+        ('{"items": {"$ref": "#"}}', "[" * 400 + "]" * 400, "RecursionError"),
+        ('{"multipleOf": 0.1}', "1" + "0" * 400, "OverflowError"),
+    ],
+)
+def test_a_text_that_a_schema_cannot_judge_is_an_error_of_its_row_alone(schema, text, kind):
+    with pytest.raises(RowError, match="the check failed: ") as raised:
+        SchemaCheck(schema).problem({"content": text})
+    assert (raised.value.stage, raised.value.kind) == ("validate", kind)
+
+
 SOME = "--run.validate.function=tests.jobs.some_checks"
 
 
@@ -163,9 +178,11 @@ SOME = "--run.validate.function=tests.jobs.some_checks"
         (["--run.validate.sql=length("], "syntax error"),
         (["--run.validate.sql=length(text)"], "of the type BIGINT"),
         (["--run.validate.sql=num_rounds > 1"], 'column "num_rounds" not found'),
+        (["--run.validate.sql=exists(select 1 from read_text('README.md'))"], "file system operations are disabled"),
         (["--run.validate.sql=true; drop table x"], "more than one statement"),
         (['--run.validate.json_schema={"type": "objct"}'], "is no JSON Schema: $.type"),
         (['--run.validate.json_schema={"$ref": "#/nowhere"}'], "has the reference"),
+        (['--run.validate.json_schema={"$dynamicRef": "#nowhere"}'], "has the reference"),
         (['--run.validate.json_schema={"type": '], "is not JSON"),
         (["--run.validate.json_schema=nowhere.json"], "there is no file"),
         ([EVEN, "--run.validate.sql=true"], "keep one of them"),
@@ -178,6 +195,15 @@ SOME = "--run.validate.function=tests.jobs.some_checks"
 def test_a_check_that_cannot_work_is_refused_before_anything_is_loaded(plain, flags, why):
     with pytest.raises(ValueError, match=re.escape(why)):
         make_plan(load(RunConfig, arguments(plain.parent / "in.jsonl", plain.parent / "x", PAIR, *flags), prog="test"))
+
+
+@pytest.mark.parametrize(
+    "flags", [(EVEN, "--run.validate.max_tries=4"), ("--run.validate.max_tries=3", f"{SOME}:raises_for_one_row"), ()]
+)
+def test_a_run_goes_on_with_its_own_check_alone(valid, flags):
+    asked = arguments(valid.parent / "in.jsonl", valid, PAIR, *FLAGS, *flags)
+    with pytest.raises(ValueError, match=r"validate"):
+        make_plan(load(RunConfig, asked, prog="test"))
 
 
 def test_duckdb_is_asked_for_by_name_where_it_is_missing(plain, monkeypatch):
