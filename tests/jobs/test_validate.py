@@ -197,13 +197,6 @@ def test_a_check_that_cannot_work_is_refused_before_anything_is_loaded(plain, fl
         make_plan(load(RunConfig, arguments(plain.parent / "in.jsonl", plain.parent / "x", PAIR, *flags), prog="test"))
 
 
-@pytest.mark.parametrize("flags", [(EVEN, "--run.validate.max_tries=4"), (f"{SOME}:raises_for_one_row",), ()])
-def test_a_run_goes_on_with_its_own_check_alone(valid, flags):
-    asked = arguments(valid.parent / "in.jsonl", valid, PAIR, *FLAGS, *flags)
-    with pytest.raises(ValueError, match=r"validate"):
-        make_plan(load(RunConfig, asked, prog="test"))
-
-
 def test_duckdb_is_asked_for_by_name_where_it_is_missing(plain, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     flags = ["--run.validate.sql=true"]
