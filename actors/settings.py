@@ -203,12 +203,45 @@ class ProgramSettings:
     """Seconds that one sample of a row may take; a program that takes longer makes an error row."""
 
     def __post_init__(self) -> None:
-        if self.function is not None:
-            module, mark, function = self.function.partition(":")
-            names = [*module.split("."), function]
-            if not mark or not all(name.isidentifier() for name in names):
-                raise ValueError(f"program.function must be 'module:function', got {self.function!r}")
+        _check_function("program.function", self.function)
         check_numbers(self, "program.", at_least_1=("max_turns",), seconds=("timeout_s",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings:
+    """A check of each text by one of function, sql and json_schema: what does not pass is written again."""
+
+    function: str | None = None
+    """Function that checks a text, as `module:function`, in a module that all nodes can import: it gets the row as a
+    dict, with its text, and returns true, false, or in a text what is wrong."""
+    sql: str | None = None
+    """Expression over the row's columns that is true for a text that passes, such as `length(text) > 20`; evaluated by
+    DuckDB."""
+    json_schema: str | None = None
+    """JSON Schema that the answer fulfils: JSON text, or the path of a file with it."""
+    max_tries: int = 3
+    """Texts that are written of a sample at most, each with noise of its own. A row of which none passes is an error
+    row."""
+
+    def __post_init__(self) -> None:
+        if len(self.checks) > 1:
+            raise ValueError(f"run.validate has {' and '.join(self.checks)}; keep one of them")
+        if not self.checks and self.max_tries != ValidateSettings.max_tries:
+            raise ValueError("run.validate.max_tries is set, but nothing is checked; set function, sql or json_schema")
+        _check_function("run.validate.function", self.function)
+        check_numbers(self, "run.validate.", at_least_1=("max_tries",))
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """The check that is asked for, by the name of its field; none where texts are not checked."""
+        named = {"function": self.function, "sql": self.sql, "json_schema": self.json_schema}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _check_function(field_name: str, name: str | None) -> None:
+    module, mark, function = (name or "a:b").partition(":")
+    if not mark or not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ValueError(f"{field_name} must be 'module:function', got {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

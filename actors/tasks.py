@@ -1,24 +1,24 @@
 """Task: what is done with each row of a run, in the plan of its driver and in its workers."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import pyarrow as pa
+
 from actors.engine.score_translation import ScoredRow, decode_scored_row, encode_scored_row
-from actors.engine.translation import EncodedRow, decode_row, encode_row
-from actors.engine.vocabulary import check_row, with_bad_word_ids
 from actors.engines.backend import Backend, Exactness
 from actors.engines.loading import LoadedEngine
 from actors.engines.unloaded import UnloadedEngine
 from actors.programs.program import Program
 from actors.programs.program_rows import ProgramRows, params_of
-from actors.settings import GeneratorSettings, ProgramSettings
+from actors.rows.check import TextCheck
+from actors.rows.plain import PlainRows
+from actors.rows.valid import ValidRows
+from actors.settings import ProgramSettings, ValidateSettings
 from actors.units.worker import RowKind
-from decoding.engine.token_engine import Limits, TokenEngine
 from decoding.sampling_params import SamplingParams
-from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence
 from pipeline.errors import RowError
 from pipeline.inputs.files import InputFile
@@ -26,16 +26,11 @@ from pipeline.inputs.options import InputOptions
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.score import ScoreOptions
 from pipeline.run.directory import RunDirectory
-from pipeline.run.row_sample import NO_ROWS, RowSample
+from pipeline.run.row_sample import RowSample
 from pipeline.schema import ColumnSet
 from pipeline.text.codec import TextCodec
 
 PromptReader = Callable[[InputRow, int], tuple[list[int], int]]
-EarlierTexts = Callable[[InputRow], Seq[Seq[int]]]  # the token ids of each sample of a row, as they were written before
-
-
-def _no_texts(row: InputRow) -> Seq[Seq[int]]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,10 @@ class Task:
 
     def check(self, files: Seq[InputFile], options: InputOptions, codec: TextCodec) -> None:
         """Raise ValueError for an input that this cannot be done with."""
+
+    def check_rows(self, sampling: SamplingParams, schema: pa.Schema) -> None:
+        """Raise ValueError for rows that are sampled so, and have these columns, if this cannot be done with them."""
+        return
 
     def identity(self) -> dict[str, Any]:
         """Return the fields of the task that decide the output, besides models, sampling and input."""
@@ -92,6 +91,47 @@ class Task:
             return list(sequence.prompt_token_ids), sequence.max_tokens
 
         return read
+
+
+@dataclass(frozen=True)
+class WriteValid(Task):
+    """Texts are written until they pass a check."""
+
+    settings: ValidateSettings
+
+    def check_rows(self, sampling: SamplingParams, schema: pa.Schema) -> None:
+        if sampling.is_greedy and self.settings.max_tries > 1:
+            raise ValueError(
+                f"run.validate.max_tries is {self.settings.max_tries}, but sampling.temperature is "
+                f"{sampling.temperature:g} and sampling.top_k {sampling.top_k}, so tries write the same text; set a "
+                "temperature above 0 (and another top_k than 1), or max_tries to 1"
+            )
+        TextCheck.of(self.settings, schema)
+
+    def identity(self) -> dict[str, Any]:
+        source = TextCheck.source(self.settings)
+        asked = {"max_tries": self.settings.max_tries, **self.settings.checks}
+        return {"validate": asked | ({} if source is None else {"source": source})}
+
+    def column_sets(self, has_parts: bool, *, reuses: bool) -> list[ColumnSet]:
+        return [*super().column_sets(has_parts, reuses=reuses), "tries"]
+
+    def describe(self, num_rows: int, sampling: SamplingParams) -> str:
+        what = ", ".join(f"{name} {value}" for name, value in self.settings.checks.items())
+        tries = f"valid:   by {what[:400]}; at most {self.settings.max_tries} tries of each text"
+        return f"{super().describe(num_rows, sampling)}\n  {tries}"
+
+    def rows(self, engine: LoadedEngine, run: RunDirectory, recorded_rows: RowSample) -> RowKind:
+        begun = run.run["identity"].get("validate", {})
+        if begun != self.identity()["validate"]:
+            raise ValueError(
+                "run.validate: the function's file is not what it was when the run began; restore it, or use a new "
+                "output directory"
+            )
+        check = TextCheck.of(self.settings, run.generations_schema)
+        engine_, write = engine.loop.engine, engine.loop.finish
+        max_tries = self.settings.max_tries
+        return ValidRows(engine.settings, engine_, engine.codec, write, recorded_rows, check=check, max_tries=max_tries)
 
 
 @dataclass(frozen=True)
@@ -187,45 +227,6 @@ class RunProgram(Task):
             return [], 0
 
         return read
-
-
-@dataclass(frozen=True)
-class PlainRows(RowKind):
-    """Rows that are one prompt with its samples, which `write` lets the engine write."""
-
-    settings: GeneratorSettings
-    engine: TokenEngine | Limits
-    codec: TextCodec
-    write: Callable[[list[Sequence]], Awaitable[None]]
-    recorded_rows: RowSample = NO_ROWS
-    scope: Scope = ONE_FOR_ALL
-    earlier: EarlierTexts = _no_texts
-
-    def encode(self, row: InputRow, ordinal: int) -> EncodedRow:
-        encoded = encode_row(row, ordinal, self.codec, self._settings_in_ids, self.scope)
-        check_row(row, encoded.sequences[0].params, self.engine.vocab_size)
-        if ordinal in self.recorded_rows:
-            for sequence in encoded.sequences:
-                sequence.rounds = []
-        if encoded.params is None:  # else it is not known of which samples these are the best
-            for sequence, text in zip(encoded.sequences, self.earlier(row), strict=False):
-                is_of_model = min(text, default=0) >= 0 and max(text, default=0) < self.engine.vocab_size
-                sequence.prediction = tuple(text) if is_of_model else ()
-        return encoded
-
-    async def finish(self, rows: list[EncodedRow]) -> None:
-        await self.write([sequence for row in rows for sequence in row.sequences])
-
-    def decode(self, row: EncodedRow) -> list[dict[str, Any]]:
-        """Return a generation row for each sequence. Raises RowError if one of them failed."""
-        return decode_row(row, self.codec)
-
-    @cached_property
-    def _settings_in_ids(self) -> GeneratorSettings:
-        """The settings with token ids for the texts of bad words, and the engine's context: the same for all rows."""
-        sampling = with_bad_word_ids(self.settings.sampling, self.codec)
-        engine = replace(self.settings.engine, max_model_len=self.engine.max_model_len)
-        return replace(self.settings, engine=engine, sampling=sampling)
 
 
 async def _write_nothing(sequences: list[Sequence]) -> None:

@@ -29,10 +29,13 @@ class Stream(IntEnum):
     RECOVER = 3  # rejection and unadjusted: the recovered or bonus token
 
 
-def noise_key(seed: int, row: int, sample: int) -> int:
-    """Return the key of one sample's noise, a signed 64-bit integer; equal arguments always give the same key."""
+def noise_key(seed: int, row: int, sample: int, attempt: int = 0) -> int:
+    """Return the key of one sample's noise, a signed 64-bit integer; equal arguments always give the same key.
+
+    Another attempt at a sample has the noise that no other sample has: it counts as one beyond all that a row can have.
+    """
     state = 0
-    for part in (seed, row, sample):
+    for part in (seed, row, attempt << 32 | sample):
         state = _mix_int((state + GOLDEN + part) & _MASK)
     return _signed(state)
 

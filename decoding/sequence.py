@@ -141,12 +141,13 @@ class Sequence:
         run_seed: int = 0,
         row: int = 0,
         sample: int = 0,
+        attempt: int = 0,
         tag: Any = None,
         stop_condition: StopCondition | None = None,
         num_speculative_tokens: int | None = None,
         scope: Scope = ONE_FOR_ALL,
     ) -> "Sequence":
-        """Return a sequence whose noise comes from (run_seed, row, sample); params.seed replaces the first two."""
+        """Return a sequence whose noise comes from (run_seed, row, sample, attempt); params.seed replaces two."""
         seed, row = (run_seed, row) if params.seed is None else (params.seed, 0)
         if params.stop and stop_condition is None:
             raise ValueError(
@@ -162,7 +163,7 @@ class Sequence:
         return cls(
             tuple(prompt_token_ids),
             params,
-            noise_key(seed, row, sample),
+            noise_key(seed, row, sample, attempt),
             sample,
             tag,
             stop_condition,

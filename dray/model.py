@@ -12,8 +12,8 @@ from typing import Any
 from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow
 from actors.engines.loading import LoadedEngine
+from actors.rows.plain import PlainRows
 from actors.settings import GeneratorSettings
-from actors.tasks import PlainRows
 from actors.workers.loose_rows import LooseRows
 from decoding.sampling_params import SamplingParams
 from dray.inputs import Source

@@ -107,6 +107,19 @@ class Reuse(Sums):
         return f"{texts}; {share:.1%} of the tokens"
 
 
+@dataclass(frozen=True)
+class Tries(Sums):
+    """Sums over the texts of a run with `run.validate`."""
+
+    num_texts: int = 0
+    num_tries: int = 0  # of these texts
+    num_at_first: int = 0  # texts that passed at the first try
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.num_tries:,} for {self.num_texts:,} texts, {self.num_at_first:,} valid at the first"
+
+
 _PER_SAMPLE = ["num_cached_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 COUNTED_COLUMNS = ["sample", "num_prompt_tokens", *_PER_SAMPLE, "accepted_per_position"]
 REUSED_COLUMNS = ["num_earlier_tokens", "num_unchanged_tokens", "num_reused_tokens", "num_output_tokens"]
@@ -137,6 +150,12 @@ def count_reuse(generations: pa.Table) -> Reuse:
     num_new, num_same = sum(is_new), sum(is_same)
     num_changed = len(earlier) - num_new - num_same
     return Reuse(num_same, num_changed, num_new, sum(filter(None, written)), sum(filter(None, reused)))
+
+
+def count_tries(generations: pa.Table) -> Tries:
+    """Count a table of generation rows of a run with `run.validate`."""
+    tries = [number or 0 for number in generations["num_tries"].to_pylist()]
+    return Tries(len(tries), sum(tries), tries.count(1))
 
 
 def count_scores(scored: pa.Table) -> Scores:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 Code = Literal["invalid_value", "unsupported_parameter", "unknown_parameter", "missing_required_parameter"]
-Stage = Literal["read", "template", "encode", "params", "generate", "program"]
+Stage = Literal["read", "template", "encode", "params", "generate", "program", "validate"]
 
 
 # The beginnings of messages about the process over a row, which another process may write.
@@ -34,17 +35,27 @@ def shown_name(name: str, max_chars: int = 64) -> str:
 class RowError(Exception):
     """The failure of one row. Its neighbours go on: the caller turns this into an `ErrorRow` and continues.
 
-    `kind` becomes the row's `error_type`: the name of the exception behind it, or "ValueError" for bad input.
+    `kind` becomes the row's `error_type`: the name of the exception behind it, or "ValueError" for bad input. `text` is
+    the last of `num_tries` texts of a row that `run.validate` refused.
     """
 
-    def __init__(self, stage: Stage, message: str, kind: str = "ValueError") -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        message: str,
+        kind: str = "ValueError",
+        *,
+        text: str | None = None,
+        num_tries: int | None = None,
+    ) -> None:
         self.stage: Stage = stage
         self.message = storable(message)
         self.kind = storable(kind)
+        self.text, self.num_tries = text, num_tries
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowError, (self.stage, self.message, self.kind)
+        return partial(RowError, text=self.text, num_tries=self.num_tries), (self.stage, self.message, self.kind)
 
 
 def wrong_type(stage: Stage, what: str, expected: str, value: object) -> RowError:
@@ -109,6 +120,8 @@ class ErrorRow:
     error_type: str
     message: str
     attempt: int
+    text: str | None = None
+    num_tries: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", storable(self.id) if isinstance(self.id, str) else self.id)

@@ -90,6 +90,13 @@ REUSE_COLUMNS = (
     Column("num_reused_tokens", pa.int32(), "Tokens that followed from the earlier text, behind changes, too."),
 )
 
+# Of a run that was begun with `run.validate`, behind the columns above; and in errors/.
+TRY_COLUMNS = (Column("num_tries", pa.int32(), "With `run.validate`: texts that were written until this one passed."),)
+TRY_ERROR_COLUMNS = (
+    Column("text", pa.string(), "With `run.validate`: the last text of a row that it refused; null for other rows."),
+    Column("num_tries", pa.int32(), "Texts that were written of the sample that it refused; null for other rows."),
+)
+
 _TURN = pa.struct([("prompt", TEXT), ("text", TEXT), ("finish_reason", TEXT), ("num_output_tokens", pa.int32())])
 _TOOL_RESULT = pa.struct([("name", TEXT), ("arguments", TEXT), ("result", TEXT)])
 
@@ -162,7 +169,7 @@ ERROR_COLUMNS = (
     Column(
         "stage",
         pa.string(),
-        "Where the row failed: `read`, `template`, `encode`, `params`, `generate` or `program`.",
+        "Where the row failed: `read`, `template`, `encode`, `params`, `generate`, `program` or `validate`.",
         nullable=False,
     ),
     Column("error_type", pa.string(), "Name of the exception, such as `ValueError`.", nullable=False),
@@ -186,9 +193,9 @@ MANIFEST_COLUMNS = (
 
 # The columns of each folder of a run; carried columns follow those of data/.
 COLUMNS = {
-    "data": (*GENERATION_COLUMNS, *ROUND_COLUMNS, *REUSE_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
+    "data": (*GENERATION_COLUMNS, *ROUND_COLUMNS, *REUSE_COLUMNS, *TRY_COLUMNS, *PART_COLUMNS, *PROGRAM_COLUMNS),
     "scores": SCORE_COLUMNS,
-    "errors": ERROR_COLUMNS,
+    "errors": (*ERROR_COLUMNS, *TRY_ERROR_COLUMNS),
     "manifest": MANIFEST_COLUMNS,
 }
 # Columns that follow from drafts, batches and rounding, too: a row that is written again may have other values there.
@@ -197,10 +204,11 @@ NOT_REPEATED = frozenset(
     | {"logprobs", "top_logprobs", "draft_version", "draft_rounds"}
     | {column.name for column in REUSE_COLUMNS}
 )
-ColumnSet = Literal["rounds", "reuse", "parts", "turns", "scores"]
+ColumnSet = Literal["rounds", "reuse", "tries", "parts", "turns", "scores"]
 OPTIONAL_COLUMNS: Mapping[ColumnSet, tuple[Column, ...]] = {
     "rounds": ROUND_COLUMNS,
     "reuse": REUSE_COLUMNS,
+    "tries": TRY_COLUMNS,
     "parts": PART_COLUMNS,
     "turns": PROGRAM_COLUMNS,
     "scores": SCORE_COLUMNS,
@@ -250,11 +258,19 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array[Any]:
     return pa.concat_arrays([nothing if value is None else value for value in values])
 
 
-def errors_schema(id_type: pa.DataType = TEXT) -> pa.Schema:
+def checked_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of data/ that a check of texts may read: those that follow from the texts alone."""
+    hidden = {*NOT_REPEATED, *(column.name for column in TRY_COLUMNS)}
+    return pa.schema([field for field in schema if field.name not in hidden])
+
+
+def errors_schema(id_type: pa.DataType = TEXT, column_sets: Iterable[ColumnSet] = ()) -> pa.Schema:
     """Return the schema of `errors/part-*.parquet`."""
-    return _schema(ERROR_COLUMNS, id_type)
+    return _schema([*ERROR_COLUMNS, *(TRY_ERROR_COLUMNS if "tries" in column_sets else ())], id_type)
 
 
-def errors_table(errors: Iterable[ErrorRow], id_type: pa.DataType = TEXT) -> pa.Table:
+def errors_table(
+    errors: Iterable[ErrorRow], id_type: pa.DataType = TEXT, column_sets: Iterable[ColumnSet] = ()
+) -> pa.Table:
     """Return the error rows as a table with the schema of `errors_schema`."""
-    return pa.Table.from_pylist([asdict(error) for error in errors], schema=errors_schema(id_type))
+    return pa.Table.from_pylist([asdict(error) for error in errors], schema=errors_schema(id_type, column_sets))

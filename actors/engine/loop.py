@@ -87,7 +87,7 @@ class EngineLoop:
         futures = [loop.create_future() for _ in sequences]
         self._unfinished.update(zip(sequences, futures, strict=True))
         queue = self._backlog.add if in_background else self._inbox.extend
-        queue(sorted(sequences, key=_estimated_length, reverse=True))
+        queue(sorted(sequences, key=estimated_length, reverse=True))
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._run())
         try:
@@ -267,7 +267,7 @@ class EngineLoop:
             self.engine.drop([row], f"memory ran out although nothing else ran; {remedy}, or use more memory")
 
 
-def _estimated_length(sequence: Sequence) -> int:
+def estimated_length(sequence: Sequence) -> int:
     """Estimate the bits of a row's length, prompt and output: rows of about one length stay in their order.
 
     Neighbours in the input often begin alike, and a beginning is read once for rows that are in the engine together.

@@ -1,7 +1,9 @@
 """The one place where rows become sequences, and sequences become rows."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from actors.engine.answer_grammar import with_answer_grammar
@@ -16,6 +18,7 @@ from decoding.scope import ONE_FOR_ALL, Scope
 from decoding.sequence import Sequence, TokenLogprobs
 from pipeline.errors import FieldError, RowError
 from pipeline.inputs.rows import InputRow
+from pipeline.run.earlier_rows import EarlierText
 from pipeline.schema import REUSE_COLUMNS
 from pipeline.text.chat import ChatPrompt
 from pipeline.text.codec import TextCodec
@@ -30,9 +33,12 @@ class EncodedRow:
 
     row: InputRow
     prompt: ChatPrompt
-    sequences: tuple[Sequence, ...]
+    sequences: list[Sequence]
+    make: Callable[..., Sequence]  # of (sample=, attempt=), as the first attempts were made
     options: RowOptions = _NO_OPTIONS
     params: SamplingParams | None = None  # what the row asks for, where fewer samples are shown than drawn
+    earlier: list[EarlierText] = field(default_factory=list)  # of its samples, for their predictions
+    found: dict[int, tuple[int, RowError | None]] = field(default_factory=dict)  # tries of a sample, what a check said
 
     @property
     def shown(self) -> Seq[Sequence]:
@@ -58,20 +64,18 @@ def encode_row(
     if num_samples > asked.n:
         params = replace(params, logprobs=params.logprobs or 0)  # which samples are best is decided by them
     stop = StopStrings(options.shown_codec(codec), params.stop, prompt.token_ids).find if params.stop else None
-    sequences = tuple(
-        Sequence.create(
-            prompt.token_ids,
-            params,
-            run_seed=settings.seed,
-            row=ordinal,
-            sample=sample,
-            stop_condition=stop,
-            scope=scope,
-            num_speculative_tokens=options.num_speculative_tokens,
-        )
-        for sample in range(num_samples)
+    make = partial(
+        Sequence.create,
+        prompt.token_ids,
+        params,
+        run_seed=settings.seed,
+        row=ordinal,
+        stop_condition=stop,
+        scope=scope,
+        num_speculative_tokens=options.num_speculative_tokens,
     )
-    return EncodedRow(row, prompt, sequences, options, asked if num_samples > asked.n else None)
+    sequences = [make(sample=sample) for sample in range(num_samples)]
+    return EncodedRow(row, prompt, sequences, make, options, asked if num_samples > asked.n else None)
 
 
 def row_params(default: SamplingParams, overrides: dict[str, Any], codec: TextCodec) -> SamplingParams:
@@ -104,7 +108,7 @@ def decode_row(encoded: EncodedRow, codec: TextCodec) -> list[dict[str, Any]]:
     for sequence in encoded.sequences:
         if sequence.finish_reason == "error":
             raise RowError("generate", str(sequence.error))
-    return [_generation_row(encoded, sample, sequence, codec) for sample, sequence in enumerate(encoded.shown)]
+    return [generation_row(encoded, sample, sequence, codec) for sample, sequence in enumerate(encoded.shown)]
 
 
 def mean_logprob(logprobs: Seq[TokenLogprobs]) -> float:
@@ -112,7 +116,8 @@ def mean_logprob(logprobs: Seq[TokenLogprobs]) -> float:
     return sum(entry.logprob for entry in logprobs) / max(1, len(logprobs))
 
 
-def _generation_row(encoded: EncodedRow, sample: int, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
+def generation_row(encoded: EncodedRow, sample: int, sequence: Sequence, codec: TextCodec) -> dict[str, Any]:
+    """Return the generation row of a finished sample that has not failed."""
     row, options = encoded.row, encoded.options
     hides_logprobs = encoded.params is not None and encoded.params.logprobs is None
     return {

@@ -1,55 +1,56 @@
-"""Program: a function of the user that turns a row into several generations, and the digest of its source."""
+"""UserFunction: a function of the user, with its digest. A Program is one: it turns a row into several generations."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
 from actors.errors import text_of
 from pipeline.errors import RowError
 
-if TYPE_CHECKING:
-    from actors.programs.conversation import Conversation
-
 
 @dataclass(frozen=True)
-class Program:
+class UserFunction:
     """A function that was found and has the right form."""
 
     name: str  # module:function
-    run: Callable[[Conversation, dict[str, Any]], Awaitable[Any]]
+    run: Callable[..., Any]
     file: str
 
+    field: ClassVar[str]  # that names it
+    parameters: ClassVar[str]
+    asked: ClassVar[str]  # how it is called, in words
+    is_async: ClassVar[bool]
+
     @classmethod
-    def load(cls, name: str) -> Program:
-        """Import `module:function`. Raises ValueError, in one line, if that fails or is no program."""
+    def load(cls, name: str) -> Self:
+        """Import `module:function`. Raises ValueError, in one line, if that fails or it has another form."""
         module_name, _, function_name = name.partition(":")
         try:
             module = import_module(module_name)
         except (Exception, SystemExit) as error:  # the module is a program of the user: it may raise anything
             text = " ".join(text_of(error).split())
             raise ValueError(
-                f"program.function {name!r}: the module {module_name!r} cannot be imported "
+                f"{cls.field} {name!r}: the module {module_name!r} cannot be imported "
                 f"({type(error).__name__}: {text}); name a module on the path of Python, such "
                 "as a file of the working directory"
             ) from error
         function = getattr(module, function_name, None)
         if function is None:
-            raise ValueError(f"program.function {name!r}: the module has no {function_name!r}")
-        if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"program.function {name!r}: expected `async def {function_name}(generate, row)`")
+            raise ValueError(f"{cls.field} {name!r}: the module has no {function_name!r}")
+        if not inspect.isfunction(function) or inspect.iscoroutinefunction(function) != cls.is_async:
+            form = f"{'async ' * cls.is_async}def {function_name}({cls.parameters})"
+            raise ValueError(f"{cls.field} {name!r}: expected `{form}`")
         try:
-            inspect.signature(function).bind(None, None)
+            inspect.signature(function).bind(*cls.parameters.split(", "))
         except TypeError as error:
-            raise ValueError(
-                f"program.function {name!r}: it is called with two arguments, generate and row ({error})"
-            ) from error
+            raise ValueError(f"{cls.field} {name!r}: it is called with {cls.asked} ({error})") from error
         return cls(name, function, str(inspect.getsourcefile(function)))
 
     @property
@@ -65,6 +66,13 @@ class Program:
                 lines.append(trace.tb_lineno)
             trace = trace.tb_next
         return lines[-1] if lines else None
+
+
+class Program(UserFunction):
+    """A function that turns a row into several generations."""
+
+    field = "program.function"
+    parameters, asked, is_async = "generate, row", "two arguments, generate and row", True
 
 
 def failure_of(program: Program, error: BaseException) -> RowError:

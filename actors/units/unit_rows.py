@@ -52,7 +52,8 @@ class WholeUnits:
 
     def write(self, run: RunDirectory, unit: WorkUnit, table: pa.Table, errors: list[ErrorRow], done: Done) -> Receipt:
         """Write what became of the rows, whole or not at all."""
-        return commit_part(run, unit, table, errors_table(errors, run.id_type), done.attempt, done.engine, done.work)
+        failed = errors_table(errors, run.id_type, run.column_sets)
+        return commit_part(run, unit, table, failed, done.attempt, done.engine, done.work)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from actors.engine.translation import EncodedRow
 from actors.engines.loading import LoadedEngine
-from actors.tasks import PlainRows
+from actors.rows.plain import PlainRows
 from actors.units.ledgers import LedgerOfRun
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run

@@ -18,8 +18,8 @@ from actors.engine.translation import EncodedRow
 from actors.engines import backend_of
 from actors.engines.loading import LoadedEngine, publish_engine
 from actors.metrics import Metrics
+from actors.rows.plain import PlainRows
 from actors.settings import GeneratorSettings
-from actors.tasks import PlainRows
 from actors.workers.loose_rows import LooseRows, loose_schema
 from pipeline.counts import COUNTED_COLUMNS, count_generations
 from pipeline.errors import ErrorRow, RowError

@@ -17,9 +17,10 @@ from actors.engines import backend_of
 from actors.engines.loading import LoadedEngine, publish_engine
 from actors.errors import describe
 from actors.heartbeat import EVERY_S, Heartbeat
+from actors.rows.plain import PlainRows
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
-from actors.tasks import PlainRows, Task
+from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace

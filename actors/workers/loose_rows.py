@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.engine.translation import EncodedRow
-from actors.tasks import PlainRows
+from actors.rows.plain import PlainRows
 from pipeline.errors import ErrorRow
 from pipeline.inputs.rows import InputRow, result_or_error
 from pipeline.schema import TEXT, generations_schema
@@ -42,6 +42,6 @@ class LooseRows:
         """Return the output rows of a row that was written: one for each sample, or one with its error."""
         decoded = row if isinstance(row, ErrorRow) else result_or_error("generate", row.row, "", self.rows.decode, row)
         if isinstance(decoded, ErrorRow):
-            error = {"error_stage": decoded.stage, "error_message": decoded.message}
+            error = {"error_stage": decoded.stage, "error_message": decoded.message, "error_text": decoded.text}
             return [{"row_id": row_id, "id": decoded.id, **error}]
         return [{**generation, "row_id": row_id} for generation in decoded]

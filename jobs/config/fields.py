@@ -209,4 +209,5 @@ def form_of(value: Any) -> Any:
 
 
 # By the names of fields of sections: what reads the files that their values name.
-READERS = {**dict.fromkeys(("chat_template", "system_prompt", "prompt_template"), text_of), "structured": form_of}
+_TEXTS = ("chat_template", "system_prompt", "prompt_template", "json_schema")
+READERS = {**dict.fromkeys(_TEXTS, text_of), "structured": form_of}

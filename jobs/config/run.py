@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import pydantic
 
 from actors.engines import backend_of
-from actors.settings import GeneratorSettings, ProgramSettings
+from actors.settings import GeneratorSettings, ProgramSettings, ValidateSettings
 from decoding.choices import OWN_HEAD_IF_ANY, TEXT_DEPENDS_ON_DRAFT
 from decoding.sampling_params import SamplingParams
 from jobs.config.fields import Flat
@@ -86,14 +86,14 @@ class RunSettings:
     seed: int = 0
     """Seed of all noise at temperature > 0."""
     exact: Literal["any", "required"] = "any"
-    """Whether the texts must be exact: required refuses what would make `exact` in report.json `no`, by the
-    configuration or when an engine is loaded."""
+    """Whether the texts must be exact: required refuses, before any is written, what would make `exact` `no`."""
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer so that each engine has
     several units, and writes one in a minute even if each text has sampling.max_tokens."""
     reuse: str | None = None
-    """Run whose texts are predictions of this one's, of the rows with the same ids, or else at the same places: what
-    comes out again takes a fraction of the time. No text depends on it."""
+    """Run whose texts are predictions of this one's, by ids or else by places: what comes out again takes less time."""
+    validate: ValidateSettings = field(default_factory=ValidateSettings)
+    """A check of each text: what does not pass is written again."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0

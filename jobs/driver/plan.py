@@ -16,7 +16,7 @@ from actors.engines.candidates import Candidates
 from actors.engines.loading import load_codec
 from actors.identity import as_begun, described_run, prompts_as_begun, run_identity
 from actors.settings import GeneratorSettings
-from actors.tasks import RunProgram, Score, Task
+from actors.tasks import RunProgram, Score, Task, WriteValid
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
@@ -38,7 +38,7 @@ from pipeline.run.earlier_rows import refuse_unlike
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.progress.missing import MissingUnits
 from pipeline.run.row_sample import NO_ROWS, NUM_SAMPLED, RowSample
-from pipeline.schema import ColumnSet
+from pipeline.schema import ColumnSet, generations_schema
 from pipeline.streaming.pool import ActorPool, ActorResources
 
 _ROWS_PER_UNIT = 256  # at most
@@ -73,7 +73,7 @@ class Plan:
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
         drafter, draft = cast("DrafterName", choice.drafter), choice.draft
         config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
-        settings = self.settings.with_draft(drafter, _folder(draft) if draft not in (None, OWN_HEAD) else draft)
+        settings = self.settings.with_draft(drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft)
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
@@ -182,6 +182,8 @@ def unchecked_plan(config: RunConfig) -> Plan:
     carried = (
         types_from_dict(run_directory.run["carried"]) if run_directory else carried_types(files, options, column_sets)
     )
+    ids = run_directory.id_type if run_directory else id_type(files, options)
+    task.check_rows(settings.sampling, generations_schema(carried, ids, column_sets))
     identity = run_identity(settings, options, files, codec) | task.identity()
     if run_directory is not None:
         identity = as_begun(identity, run_directory.run["identity"])
@@ -205,22 +207,23 @@ def create_run(plan: Plan, units: Iterable[WorkUnit] | None = None) -> RunDirect
         "settings": {name: value for name, value in as_dict(plan.config).items() if name not in ASKED_OF_COMMAND},
         **described_run(plan.settings, plan.identity, plan.task.exactness(backend_of(plan.settings))),
     }
-    path = plan.config.output.path
+    path, what_to_do = plan.config.output.path, "its folder (output.path) must be one that can be written and has room"
     try:
         return RunDirectory.create(path, run, plan.new_units() if units is None else units)
     except OSError as error:
-        what_to_do = "its folder (output.path) must be one that can be written and has room"
         raise ValueError(f"the run in {path} cannot be begun: {error}; {what_to_do}") from error
 
 
 def task_of(config: RunConfig) -> Task:
     """Return what a run does with each row. Raises ValueError for two tasks at once."""
-    has_program = config.program.function is not None
-    if config.is_scoring and has_program:
-        raise ValueError("program.function is set, but task is 'score', which writes no text; drop one of them")
+    has_program, validate = config.program.function is not None, config.run.validate
+    asked = {"task is 'score'": config.is_scoring, "program.function is set": has_program}
+    named = [name for name, is_asked in {**asked, "run.validate is set": bool(validate.checks)}.items() if is_asked]
+    if len(named) > 1:
+        raise ValueError(f"{named[1]}, but {named[0]}, and a row has one task; drop one of them")
     if config.is_scoring:
         return Score(config.score)
-    return RunProgram(config.program) if has_program else Task()
+    return RunProgram(config.program) if has_program else WriteValid(validate) if validate.checks else Task()
 
 
 def worker_spec(plan: Plan, run_directory: RunDirectory) -> WorkerSpec:
@@ -248,11 +251,11 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     """
     device, actors = pick_device(settings, actors, ray_address)
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
-    target = _folder(models.target)
+    target = folder_of(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
     draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
-    draft = _folder(draft) if draft not in (None, OWN_HEAD) else draft
-    tokenizer = _folder(models.tokenizer) if models.tokenizer else None
+    draft = folder_of(draft) if draft not in (None, OWN_HEAD) else draft
+    tokenizer = folder_of(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
     if device == "cuda" and not stages.num_gpus:
@@ -263,12 +266,8 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     return settings, actors
 
 
-def with_target(settings: GeneratorSettings, target: str) -> GeneratorSettings:
-    """Return settled settings with another target, whose folder is found as `settled` finds it."""
-    return replace(settings, models=replace(settings.models, target=_folder(target)))
-
-
-def _folder(model: str) -> str:
+def folder_of(model: str) -> str:
+    """Return the absolute folder of a model, as actors may start elsewhere."""
     return str(Path(model_folder(model)).absolute())
 
 

@@ -23,12 +23,15 @@ from pipeline.counts import (
     Counts,
     Reuse,
     Scores,
+    Tries,
     count_generations,
     count_reuse,
     count_scores,
+    count_tries,
 )
 from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
+from pipeline.run.dead_letters import Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
 from pipeline.run.progress.draft_choice import DraftChoice
 from pipeline.run.unit_rows import tally
@@ -46,6 +49,8 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         of_columns["scores"] = sum(groups.values(), Scores()).to_dict()
     if (reuse := _reuse_of(run_directory)) is not None:
         of_columns["reuse"] = vars(reuse)
+    if (tries := _tries_of(run_directory)) is not None:
+        of_columns["validation"] = {**vars(tries[0]), "num_rows_never_valid": tries[1]}
     return {
         "complete": check.is_complete,
         "num_units": check.num_units,
@@ -71,6 +76,15 @@ def _reuse_of(run_directory: RunDirectory) -> Reuse | None:
     if not run_directory.has("reuse"):
         return None
     return sum(tally(run_directory, (), REUSED_COLUMNS, count_reuse).values(), Reuse())
+
+
+def _tries_of(run_directory: RunDirectory) -> tuple[Tries, int] | None:
+    """Return the tries of a run, and the rows of which none passed; None if it checks no texts."""
+    if not run_directory.has("tries"):
+        return None
+    failed = find_dead_letters(run_directory, Wanted()).num_rows
+    never = sum(number for (stage, kind), number in failed.items() if (stage, kind) == ("validate", "NotValid"))
+    return sum(tally(run_directory, (), ["num_tries"], count_tries).values(), Tries()), never
 
 
 def exactness_of(run_directory: RunDirectory, check: CheckReport) -> Exactness:
@@ -124,6 +138,8 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
     table.add_row("mean acceptance length", format_length(counts.mean_acceptance_length))
     if (reuse := _reuse_of(run_directory)) is not None:
         table.add_row("earlier texts, and tokens from them", str(reuse))
+    if (tries := _tries_of(run_directory)) is not None:
+        table.add_row("tries", f"{tries[0]}; {tries[1]:,} rows never")
     table.add_row("exact: as the target alone writes", exactness_of(run_directory, check))
     if num_new_tokens:
         table.add_row(

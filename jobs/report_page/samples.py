@@ -27,6 +27,7 @@ _MAX_PROMPT = 3000  # characters
 _COLUMNS = ["row_id", "sample", "id", "prompt", "text", "token_ids", "finish_reason", "stop_reason"]
 _COLUMNS += ["num_prompt_tokens", "num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens"]
 _OPTIONAL = ["draft_version", "draft_rounds", "turns", "logprob", "num_earlier_tokens", "num_unchanged_tokens"]
+_OPTIONAL += ["num_tries"]
 
 
 def find_rows(run_directory: RunDirectory, wanted: str) -> list[tuple[WorkUnit, int]]:

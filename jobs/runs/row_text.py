@@ -69,6 +69,8 @@ def _facts_of(sample: Sample) -> dict[str, str]:
     if row.get("num_earlier_tokens") is not None:
         same, earlier = row["num_unchanged_tokens"], row["num_earlier_tokens"]
         facts["earlier text"] = f"{count(earlier)} tokens, of which the first {count(same)} are the same"
+    if row.get("num_tries") is not None:
+        facts["tries"] = f"{row['num_tries']} (run.validate)"
     if row.get("logprob") is not None:
         facts["log-probability"] = f"{row['logprob']:.4f}"
     return facts
@@ -76,12 +78,14 @@ def _facts_of(sample: Sample) -> dict[str, str]:
 
 def _facts_of_error(sample: Sample) -> dict[str, str]:
     row = sample.row
+    refused = {"tries": str(row["num_tries"]), "last text": visible(row["text"])} if row.get("text") is not None else {}
     return {
         "row_id": str(sample.row_id),
         "failed at": f"{row['stage']}, {row['error_type']}",
         "message": visible(row["message"]),
         "input": f"{row['file']}#{row['row_number'] + 1}",
         "tried again": f"{row['attempt']} times (dray retry tries it again)",
+        **refused,
     }
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow
 from actors.engines.loading import LoadedEngine
-from actors.tasks import PlainRows
+from actors.rows.plain import PlainRows
 from actors.workers.loose_rows import LooseRows
 from decoding.common_prefix import common_prefix
 from decoding.network.reference import Reference
@@ -24,6 +24,8 @@ from pipeline.errors import ErrorRow, is_of_process
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import engine_of
+from pipeline.run.earlier_rows import texts_of
+from pipeline.run.row_sample import NO_ROWS
 from pipeline.run.unit_rows import UnitRows
 from pipeline.schema import NOT_REPEATED, generations_table
 
@@ -105,7 +107,11 @@ class Again:
     num_tokens: int = 0  # that were written
 
     def __post_init__(self) -> None:
-        self.engine = LoadedEngine(self.plan.settings, None, HANG_TIMEOUT_S)
+        self.engine, run = LoadedEngine(self.plan.settings, None, HANG_TIMEOUT_S), self.plan.run_directory
+        assert run is not None, "what is written again is of a run"
+        rows = self.plan.task.rows(self.engine, run, NO_ROWS)
+        assert isinstance(rows, PlainRows), "other rows are refused"
+        self._rows = rows
 
     def compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
         """Write rows again; return what was found of each, in their order."""
@@ -129,8 +135,8 @@ class Again:
         return await asyncio.gather(*tasks)
 
     async def _compare(self, row: RecordedRow) -> Difference | None:
-        engine, write = self.engine, self.engine.loop.finish
-        plain = PlainRows(engine.settings, engine.loop.engine, engine.codec, write, earlier=lambda _: row.texts)
+        earlier = texts_of(row.generations.to_pylist())
+        plain = replace(self._rows, earlier=lambda _: earlier)
         rows = LooseRows(plain)
         encoded = rows.encode(row.input, row.ordinal)
         if isinstance(encoded, EncodedRow):
@@ -146,7 +152,9 @@ class Again:
             why = f" ({written[0]['error_message']})" if failed else ""
             return Difference(row.name, "as a whole", was, now + why)
         if failed:
-            return None
+            was, now = ((row.error or {}).get("text"), written[0].get("error_text"))
+            is_same = was == now or was is None  # a publication has none
+            return None if is_same else Difference(row.name, "the last text", f"{was!r:.200}", f"{now!r:.200}")
         assert isinstance(encoded, EncodedRow), "a row that was not encoded has failed"
         again = generations_table(written, row.generations.schema)
         for old, new, sequence in zip(row.generations.to_pylist(), again.to_pylist(), encoded.shown, strict=True):

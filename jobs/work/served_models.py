@@ -15,7 +15,7 @@ from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import adapter_base
 from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.serve import ServeConfig
-from jobs.driver.plan import with_target
+from jobs.driver.plan import folder_of
 from pipeline.run.fingerprint import quick_model_fingerprint
 
 
@@ -38,7 +38,7 @@ def served_models(config: ServeConfig, settings: GeneratorSettings) -> list[Serv
     models = [_model(config, settings, own, config.generator.models.target, None)]
     for name, folder in config.serve.adapters.items():
         with _naming(name):
-            merged = with_target(settings, folder)
+            merged = replace(settings, models=replace(settings.models, target=folder_of(folder)))
             backend_of(merged).check_models()
         models.append(_model(config, merged, name, folder, own))
     return models

@@ -34,6 +34,7 @@ _ERROR_CODES: Mapping[Stage, str] = {
     "params": "invalid_parameter",
     "generate": "generation_failed",
     "program": "program_failed",
+    "validate": "validation_failed",
 }
 
 

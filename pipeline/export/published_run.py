@@ -36,7 +36,7 @@ _MANIFEST, _ERRORS = "dray/manifest.parquet", "dray/errors.parquet"
 _ENGINES = "engines"  # in run.json here, what wrote the parts
 _DECIDING: Mapping[str, tuple[str, ...]] = {
     "engine": ("exact", "max_model_len", "num_slots", "num_speculative_tokens"),
-    "run": ("seed",),
+    "run": ("seed", "validate"),
 }
 
 
@@ -64,7 +64,12 @@ def files_beside(
     may_have_failed = run.failed_unit_ids() & set(run.committed_unit_ids())
     with_errors = [unit for unit in run.units() if unit.unit_id in may_have_failed]
     errors = [
-        {**row, "file": names.get(row["file"], ""), "message": row["message"] * is_of_process(row["message"])}
+        {
+            **row,
+            "file": names.get(row["file"], ""),
+            "message": row["message"] * is_of_process(row["message"]),
+            "text": None,
+        }
         for rows in each_unit(run, with_errors, ["row_id", "sample"])
         for row in rows.errors.to_pylist()
     ]

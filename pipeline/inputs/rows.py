@@ -55,7 +55,14 @@ class RowPosition:
     def error(self, error: RowError, user_id: str | int | None) -> ErrorRow:
         """Return the error row of this row."""
         return ErrorRow(
-            **vars(self), id=user_id, stage=error.stage, error_type=error.kind, message=error.message, attempt=0
+            **vars(self),
+            id=user_id,
+            stage=error.stage,
+            error_type=error.kind,
+            message=error.message,
+            attempt=0,
+            text=error.text,
+            num_tries=error.num_tries,
         )
 
 

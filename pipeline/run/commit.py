@@ -200,6 +200,7 @@ def amend_part(
         if not failed:
             errors_path.remove()
         elif failed != had_failed or before.num_stale_errors:
-            replace_file(errors_path, to_parquet(errors_table(failed, run_directory.id_type)), run_directory.temporary)
+            table = errors_table(failed, run_directory.id_type, run_directory.column_sets)
+            replace_file(errors_path, to_parquet(table), run_directory.temporary)
     num_again = sum(error.row_id in again for error in failed)
     return Receipt(unit.unit_id, count_generations(added, num_again), attempt, seconds=seconds)

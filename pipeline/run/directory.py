@@ -146,7 +146,7 @@ class RunDirectory:
     @cached_property
     def errors_schema(self) -> pa.Schema:
         """The schema of every file in errors/."""
-        return errors_schema(self.id_type)
+        return errors_schema(self.id_type, self.column_sets)
 
     @property
     def identity_digest(self) -> str:

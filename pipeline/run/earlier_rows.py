@@ -3,9 +3,9 @@
 import logging
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +19,13 @@ from pipeline.storage.parquet import read_columns
 
 _log = logging.getLogger(__name__)
 _NUM_KEPT = 8  # units whose rows are in memory: rows that are asked for stand near each other
+
+
+class EarlierText(NamedTuple):
+    """A sample as an earlier run has it, and the number of the attempt, from 0, that it is (`run.validate`)."""
+
+    token_ids: Sequence[int]
+    attempt: int = 0
 
 
 class EarlierRows:
@@ -105,7 +112,7 @@ class EarlierRows:
             return None
 
 
-def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[list[int]]]:
+def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[EarlierText]]:
     """Return what finds the texts of a row of `run` in the run at `path`: the token ids of each of its samples.
 
     What cannot be read there is left out, with a warning: no row of `run` fails over it.
@@ -114,14 +121,20 @@ def earlier_texts(path: str, run: RunDirectory) -> Callable[[InputRow], list[lis
     def lacks(part: Location, error: Exception) -> None:
         _log.warning(failure_event("earlier texts not read", error, part=part.name))
 
-    earlier = EarlierRows(RunDirectory.open(path), ["token_ids"], lacks)
+    old = RunDirectory.open(path)
+    earlier = EarlierRows(old, ["token_ids", *["num_tries"] * old.has("tries")], lacks)
     files = {unit.unit_id: unit.file for unit in run.units()}
 
-    def texts(row: InputRow) -> list[list[int]]:
+    def texts(row: InputRow) -> list[EarlierText]:
         row_id = earlier.find(row.user_id, files[row.row_id >> 32], row.row_number)
-        return [sample["token_ids"] or [] for sample in earlier.samples(row_id)]
+        return texts_of(earlier.samples(row_id))
 
     return texts
+
+
+def texts_of(samples: Sequence[Mapping[str, Any]]) -> list[EarlierText]:
+    """Return the texts of the samples of a row, given as rows of data/."""
+    return [EarlierText(sample["token_ids"] or (), (sample.get("num_tries") or 1) - 1) for sample in samples]
 
 
 def refuse_unlike(path: str, output: str, tokenizer: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from actors.programs.program_rows import ProgramRows
 from actors.programs.tool_calls import folder_of
+from actors.rows.plain import PlainRows
 from actors.settings import ProgramSettings
-from actors.tasks import PlainRows
 from pipeline.errors import RowError
 from tests.actors.programs import some_programs
 from tests.actors.programs.running import ROWS, SOME, decoded, finished, write

@@ -1,0 +1,170 @@
+"""TextCheck: what a run asks of each text (`run.validate`): a function, an expression of SQL, or a JSON Schema."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jsonschema
+import numpy as np
+import pyarrow as pa
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+from actors.errors import text_of
+from actors.programs.program import UserFunction
+from actors.settings import ValidateSettings
+from pipeline.errors import RowError
+from pipeline.requests.strict_json import parsed
+from pipeline.schema import checked_schema, generations_table
+
+if TYPE_CHECKING:
+    import duckdb
+
+_FAILS = "the check says no"
+
+
+class TextCheck(ABC):
+    """A check of texts. One thread at a time asks it."""
+
+    @classmethod
+    def of(cls, settings: ValidateSettings, schema: pa.Schema) -> TextCheck:
+        """Return the check of the rows of a run, whose data/ have this schema. Raises ValueError for one that is wrong.
+
+        What a check sees of a row follows from its texts alone, never from drafts, batches or rounding.
+        """
+        if settings.function is not None:
+            return FunctionCheck(TextFunction.load(settings.function), checked_schema(schema))
+        if settings.sql is not None:
+            return SqlCheck(settings.sql, checked_schema(schema))
+        assert settings.json_schema is not None, "a run without a check has another task"
+        return SchemaCheck(settings.json_schema)
+
+    @staticmethod
+    def source(settings: ValidateSettings) -> str | None:
+        """Return the digest of the function's file; None for another check. Raises ValueError as `of` does."""
+        return None if settings.function is None else TextFunction.load(settings.function).digest
+
+    @abstractmethod
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        """Return what is wrong with a generation row; None if it passes. Raises RowError if it cannot be checked."""
+
+
+class TextFunction(UserFunction):
+    """A function that checks a text."""
+
+    field: ClassVar[str] = "run.validate.function"
+    parameters, asked, is_async = "row", "one argument, row", False
+
+
+@dataclass(frozen=True)
+class FunctionCheck(TextCheck):
+    """A function of the user."""
+
+    function: TextFunction
+    schema: pa.Schema
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        (values,) = generations_table([row], self.schema).to_pylist()
+        try:
+            found = self.function.run(values)
+        except BaseException as error:
+            line = self.function.line_of(error)
+            raise _failed(error, "" if line is None else f" (line {line} of {self.function.name})") from error
+        if isinstance(found, bool | np.bool_):
+            return None if found else _FAILS
+        if isinstance(found, str) and found:
+            return found
+        said = f"the check must return true, false, or in a text what is wrong; it returned {_shown(found)}"
+        raise RowError("validate", said, "TypeError")
+
+
+class SqlCheck(TextCheck):
+    """An expression of SQL, which DuckDB evaluates over the columns of a row; null is no."""
+
+    def __init__(self, sql: str, schema: pa.Schema) -> None:
+        """Bind the expression to the columns. Raises ValueError if it is wrong, or DuckDB is not installed."""
+        self._sql, self._schema = sql, schema
+        try:
+            import duckdb
+        except ImportError as error:
+            said = "run.validate.sql needs DuckDB, which is not installed; pip install -c constraints.txt 'dray[sql]'"
+            raise ValueError(said) from error
+        self._connection = duckdb.connect(config={"threads": 1, "enable_external_access": False})
+        try:
+            (kind,) = self._asked(schema.empty_table()).types
+        except (duckdb.Error, ValueError) as error:
+            raise ValueError(f"run.validate.sql {sql!r}: {' '.join(str(error).split())}") from error
+        if str(kind) != "BOOLEAN":
+            raise ValueError(f"run.validate.sql {sql!r}: it must be true or false, and is of the type {kind}")
+
+    def _asked(self, table: pa.Table) -> duckdb.DuckDBPyRelation:
+        import duckdb
+
+        return self._connection.from_arrow(table).select(duckdb.SQLExpression(self._sql))
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        try:
+            found = self._asked(generations_table([row], self._schema)).fetchall()[0][0]
+        except Exception as error:
+            raise _failed(error) from error
+        return None if found else f"{self._sql} is {'null' if found is None else 'false'}"
+
+
+class SchemaCheck(TextCheck):
+    """A JSON Schema of the answer, which is its text without thoughts."""
+
+    def __init__(self, text: str) -> None:
+        """Read the schema. Raises ValueError for what is none, and for references that lead nowhere in it."""
+        try:
+            schema = parsed(text)
+            kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+            kind.check_schema(schema)
+            resolver = Registry().with_resource("", DRAFT202012.create_resource(schema)).resolver()
+            for reference in _references(schema):
+                resolver.lookup(reference)
+        except jsonschema.SchemaError as error:
+            said = f"{error.json_path}: {error.message}"
+            raise ValueError(f"run.validate.json_schema is no JSON Schema: {said}") from error
+        except Unresolvable as error:
+            said = "references lead to places of the same schema, as in #/$defs/name"
+            raise ValueError(f"run.validate.json_schema has the reference {error.ref!r}; {said}") from error
+        except ValueError as error:
+            raise ValueError(f"run.validate.json_schema is not JSON: {error}") from error
+        self._validator = kind(schema, registry=Registry())  # which fetches nothing
+
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        try:
+            value = parsed(row["content"] or "")
+        except ValueError as error:
+            return f"it is not JSON: {error}"
+        try:
+            error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+        except Exception as failure:
+            raise _failed(failure) from failure  # a schema without end, or a number beyond what it can divide
+        return None if error is None else f"{error.json_path}: {error.message}"
+
+
+def _failed(error: BaseException, where: str = "") -> RowError:
+    return RowError("validate", f"the check failed: {' '.join(text_of(error).split())}{where}", type(error).__name__)
+
+
+def _shown(found: object) -> str:
+    """Return what a function of the user returned, for a reader."""
+    try:
+        return f"{found!r:.200}"
+    except BaseException:  # noqa: BLE001 - code of the user
+        return f"a {type(found).__name__}"
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Yield the references in a schema."""
+    for name in ("$ref", "$dynamicRef"):
+        if isinstance(schema, Mapping) and isinstance(schema.get(name), str):
+            yield schema[name]
+    inner = schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ()
+    for each in inner:
+        yield from _references(each)
