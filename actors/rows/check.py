@@ -142,10 +142,10 @@ class SchemaCheck(TextCheck):
         except ValueError as error:
             return f"it is not JSON: {error}"
         try:
-            error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+            found = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
         except Exception as failure:
             raise _failed(failure) from failure  # a schema without end, or a number beyond what it can divide
-        return None if error is None else f"{error.json_path}: {error.message}"
+        return None if found is None else f"{found.json_path}: {found.message}"
 
 
 def _failed(error: BaseException, where: str = "") -> RowError:

@@ -194,9 +194,9 @@ class Ledger(HandOuts, RunNotes):
     ) -> None:
         """Let a place that failed rest, and take its unit back, if the failure came with one.
 
-        `report` names the failure, so that it counts once. `is_broken` says that the process cannot go on: a device
-        failed, or models could not be loaded. A unit that a device failed over may be to blame, as if its process had
-        died. `card` is that device, another of which then does the unit, if there is one.
+        `report` names the failure, so that it counts once. `is_broken`: the process cannot go on, since a device failed
+        or models could not be loaded. A unit that a device failed over may be to blame, as if its process had died.
+        `card` is that device, another of which then does the unit, if there is one.
         """
         self._places.join(process, node, actor, card if unit_id is not None else "")
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
@@ -278,8 +278,7 @@ class Ledger(HandOuts, RunNotes):
 
     def _take_over(self, unit: UnitRecord, before: Worker, process: str) -> bool:
         """Take the unit from the attempt that left it unfinished. Return whether its process died over it."""
-        has_died = False
-        if before.process != process:
+        if has_died := before.process != process:
             self._places.leave(before.process)
             has_died = before.process not in self._dismissed and self._is_node_alive(before.node)
             if has_died:

@@ -152,9 +152,10 @@ class Again:
             why = f" ({written[0]['error_message']})" if failed else ""
             return Difference(row.name, "as a whole", was, now + why)
         if failed:
-            was, now = ((row.error or {}).get("text"), written[0].get("error_text"))
-            is_same = was == now or was is None  # a publication has none
-            return None if is_same else Difference(row.name, "the last text", f"{was!r:.200}", f"{now!r:.200}")
+            old_text, new_text = (row.error or {}).get("text"), written[0].get("error_text")
+            if old_text is None or old_text == new_text:  # a publication has no text of a row that failed
+                return None
+            return Difference(row.name, "the last text", f"{old_text!r:.200}", f"{new_text!r:.200}")
         assert isinstance(encoded, EncodedRow), "a row that was not encoded has failed"
         again = generations_table(written, row.generations.schema)
         for old, new, sequence in zip(row.generations.to_pylist(), again.to_pylist(), encoded.shown, strict=True):
