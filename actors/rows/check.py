@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,10 +97,42 @@ class SqlCheck(TextCheck):
         self._connection = duckdb.connect(config={"threads": 1, "enable_external_access": False})
         try:
             (kind,) = self._asked(schema.empty_table()).types
+            self._refuse_what_changes()
         except (duckdb.Error, ValueError) as error:
             raise ValueError(f"run.validate.sql {sql!r}: {' '.join(str(error).split())}") from error
         if str(kind) != "BOOLEAN":
             raise ValueError(f"run.validate.sql {sql!r}: it must be true or false, and is of the type {kind}")
+
+    def _refuse_what_changes(self) -> None:
+        """Raise ValueError for what gives the same row another value on another day, or is about many rows.
+
+        DuckDB's catalogue says which functions these are, but not that `age` of one time means until today. A name
+        that is no column, and has a value without a table, is a clock or belongs to the session.
+        """
+        (tree,) = self._connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {self._sql}"]).fetchall()[0]
+        for part in _parts(json.loads(tree)):
+            name = (part.get("function_name") or "").lower()
+            is_about_many, changes = self._connection.execute(
+                "SELECT bool_and(function_type = 'aggregate'), bool_or(stability <> 'CONSISTENT' OR "
+                "contains(macro_definition, 'current_')) FROM duckdb_functions() WHERE function_name = ?",
+                [name],
+            ).fetchall()[0]
+            if is_about_many:
+                raise ValueError(f"{name} is about many rows, and the check sees one row at a time")
+            (value,) = [*part.get("column_names", []), ""][:1]
+            is_of_session = value.isidentifier() and value not in self._schema.names and self._has_value(value)
+            if changes or is_of_session or (name == "age" and len(part["arguments"]) == 1):
+                said = f"{name or value} has another value at another time or place"
+                raise ValueError(f"{said}, so a text that passes today could fail tomorrow")
+
+    def _has_value(self, name: str) -> bool:
+        import duckdb
+
+        try:
+            self._connection.execute(f"SELECT {name}")
+        except duckdb.Error:
+            return False
+        return True
 
     def _asked(self, table: pa.Table) -> duckdb.DuckDBPyRelation:
         import duckdb
@@ -146,6 +179,14 @@ class SchemaCheck(TextCheck):
         except Exception as failure:
             raise _failed(failure) from failure  # a schema without end, or a number beyond what it can divide
         return None if found is None else f"{found.json_path}: {found.message}"
+
+
+def _parts(tree: Any) -> Iterator[dict[str, Any]]:
+    """Return all objects of a JSON value, those within others too."""
+    if isinstance(tree, dict):
+        yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _parts(each)
 
 
 def _failed(error: BaseException, where: str = "") -> RowError:

@@ -126,8 +126,10 @@ class UnitRecord:
     def end(self, worker: Worker, *, has_died: bool, where: str = "") -> None:
         """Take the unit from a process that left it unfinished. `has_died`: over it, not with its node.
 
-        `where` is what may have failed in place of a row: the process unless given. A row that ran alone is condemned
-        when that is so in two such places, and else runs alone once more.
+        `where` is the card that may have failed in place of a row, if there are others. Where it is empty, that is the
+        process. A row that ran alone is condemned when two such places failed, and else runs alone once more: next, on
+        another card, or after all others, which show in between that this place works. So do the rows of a group: rows
+        that kill must not look like one sick place.
         """
         self.ended_calls.add(worker.call)
         suspects: tuple[int, ...] = ()
@@ -144,4 +146,5 @@ class UnitRecord:
             return
         if len(suspects) == 1:
             self.died_alone.setdefault(suspects[0], set()).add(where or worker.process)
-        self.untried.extendleft((row,) for row in reversed(suspects) if row not in self.condemned)
+        rows = [(row,) for row in suspects if row not in self.condemned]
+        (self.untried.extendleft if where and len(suspects) == 1 else self.untried.extend)(rows)

@@ -92,6 +92,14 @@ def test_where_there_is_one_card_rows_are_condemned_after_two_processes() -> Non
     assert len(cluster.faults) == 8
 
 
+@pytest.mark.parametrize("cards", [(A,), (A, B)])
+def test_two_rows_of_one_group_that_kill_are_condemned_and_no_card_is_left_out(cards: tuple[str, ...]) -> None:
+    cluster = Cluster(*cards, killers={0, 1})
+    assert cluster.finish(0) == {0, 1}
+    assert cluster.finish(1) == set()
+    assert cluster.ledger.warnings() == []
+
+
 def test_a_row_that_died_alone_on_one_card_twice_is_not_condemned() -> None:
     cluster = Cluster(A, B)
     ledger = cluster.ledger
