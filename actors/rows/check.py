@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -95,6 +96,7 @@ class SqlCheck(TextCheck):
             said = "run.validate.sql needs DuckDB, which is not installed; pip install -c constraints.txt 'dray[sql]'"
             raise ValueError(said) from error
         self._connection = duckdb.connect(config={"threads": 1, "enable_external_access": False})
+        atexit.register(self.__dict__.pop, "_connection")  # one that is left at the end is a page of warnings on stderr
         try:
             (kind,) = self._asked(schema.empty_table()).types
             self._refuse_what_changes()

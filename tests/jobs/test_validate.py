@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from actors.rows.check import SchemaCheck
+from actors.rows.check import SchemaCheck, SqlCheck
 from actors.workers.engine_worker import EngineWorker
 from decoding.noise import noise_key
 from jobs import audit, generate, retry, show
@@ -195,6 +196,44 @@ SOME = "--run.validate.function=tests.jobs.some_checks"
 def test_a_check_that_cannot_work_is_refused_before_anything_is_loaded(plain, flags, why):
     with pytest.raises(ValueError, match=re.escape(why)):
         make_plan(load(RunConfig, arguments(plain.parent / "in.jsonl", plain.parent / "x", PAIR, *flags), prog="test"))
+
+
+TEXT_AND_TIME = pa.schema({"text": pa.string(), "user": pa.string(), "sent": pa.timestamp("us")})
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("length(text) > 20 AND Random() > 0.5", "random"),
+        ("len(list_filter([1, 2], lambda x: random() > 0.5)) > 1", "random"),
+        ("now() > sent", "now"),
+        ("CURRENT_TIMESTAMP > sent", "CURRENT_TIMESTAMP"),
+        ("current_date > sent", "current_date"),
+        ("localtimestamp > sent", "localtimestamp"),
+        ("age(sent) > INTERVAL 1 DAY", "age"),
+        ("ago('1 day') > sent", "ago"),
+        ("text = session_user", "session_user"),
+        ("count(*) > 1", "count_star"),
+        ("sum(length(text)) OVER () > 1", "sum"),
+    ],
+)
+def test_sql_that_has_another_value_another_day_or_is_about_many_rows_is_refused(sql: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f": {name} (has another value|is about many rows)"):
+        SqlCheck(sql, TEXT_AND_TIME)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "\"user\" = 'a' AND TEXT LIKE '%b%'",
+        "len(list_filter(string_split(text, ' '), lambda word: word LIKE 'a%')) > 1",
+        "age(sent, TIMESTAMP '2026-01-01') > INTERVAL 1 DAY",
+        "CASE WHEN try_cast(text AS int) > 3 THEN regexp_matches(text, '^[0-9]+$') ELSE text IN ('a', 'b') END",
+        "list_aggregate(string_split(text, ' '), 'max') > 'b'",
+    ],
+)
+def test_sql_about_the_row_alone_is_taken(sql: str) -> None:
+    SqlCheck(sql, TEXT_AND_TIME)
 
 
 def test_duckdb_is_asked_for_by_name_where_it_is_missing(plain, monkeypatch):
