@@ -4,7 +4,6 @@ import logging
 from dataclasses import replace
 
 import psutil
-import ray
 import torch
 
 from actors.engines.model_check import why_not_fused
@@ -84,6 +83,8 @@ def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSe
     found = [footprint(settings, model) for model in named]
     fixed, of_a_slot = sum(each.fixed for each in found), num_engines * sum(each.of_a_slot for each in found)
     free, own = torch.cuda.mem_get_info()
+    import ray  # here, so that the plan of a model needs no Ray
+
     if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:  # a driver holds nothing
         own = int(own * min(1.0, ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
     room = min(free, own) - (1 - SHARE) * own - fixed

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from warnings import catch_warnings, filterwarnings
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
@@ -98,7 +99,9 @@ def checked(kind: type[_Config], values: Mapping[str, Any], where: str) -> _Conf
 @cache
 def _model(kind: type, name: str) -> type[BaseModel]:
     fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
-    return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
+    with catch_warnings():
+        filterwarnings("ignore", 'Field name "validate"')  # an old name of `model_validate`, which nothing here calls
+        return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
 
 
 def _model_field(field: Field) -> Any:

@@ -111,7 +111,7 @@ def scorer_rows(tmp_path: Path, target: str, rows: list[Any], *flags: str) -> tu
     from pipeline.errors import ErrorRow
     from pipeline.inputs.rows import read_unit, result_or_error
 
-    write_jsonl(tmp_path / "in.jsonl", rows)
+    write_jsonl(tmp_path / "in.jsonl", [{"id": number, **row} for number, row in enumerate(rows)])
     plan = make_plan(load(RunConfig, command(tmp_path, target, "--models.device=cpu", *flags), prog="test"))
     codec, engine, score = load_codec(plan.settings), load_engine(plan.settings), plan.config.score
     done, failed = [], []

@@ -114,7 +114,7 @@ def test_a_file_written_for_a_line_says_the_same_with_comments_and_without(file)
         Path("written.yaml").write_text(text)
         assert load(GenerateConfig, ["--config=written.yaml"], "test") == config, text
     assert "  # Temperature; 0 is greedy.\n  temperature: 0.5\n" in text
-    assert "  # num_slots: 16\n" in text
+    assert "  # num_slots: auto\n" in text
 
 
 def test_init_has_a_name_for_all_that_is_not_given(file):

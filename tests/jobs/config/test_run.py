@@ -153,7 +153,7 @@ def test_a_run_stores_the_configuration_under_its_own_names(yaml_file):
         ("--engine.num_slot=3", "--engine.num_slot is not a flag; did you mean --engine.num_slots"),
         (
             "--engine.num_slots=x",
-            "engine.num_slots: input should be a valid integer.*got 'x'.*engine.num_slots: input should be 'auto'",
+            "engine.num_slots: input should be a valid integer.*or input should be 'auto', got 'x'",
         ),
         ("--engine.num_slots=0", "engine.num_slots must be at least 1, got 0"),
         ("--sampling.top_p=2", "sampling.top_p must be a number above 0 and at most 1, got 2.0"),

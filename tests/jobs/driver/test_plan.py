@@ -125,9 +125,9 @@ def test_the_units_of_a_small_input_are_so_small_that_each_engine_has_several(
         ("cpu", 540 * 10**6, 40, 1, 256, 10, 3),  # 135 million parameters
         ("cpu", 540 * 10**6, 300, 2, 256, 38, 2),
         ("cpu", 7 * 10**9, 40, 1, 256, 3, 7),  # 1.7 billion: slow, but eight units fill 16 slots
-        ("cuda", 16 * 10**9, 70_000, 64, 1024, 183, 2),
-        ("cuda", 16 * 10**9, 70_000, 64, 8192, 22, 2),
-        ("cuda", 140 * 10**9, 70_000, 64, 32_768, 2, 9),
+        ("cuda", 16 * 10**9, 70_000, 64, 1024, 183, 3),
+        ("cuda", 16 * 10**9, 70_000, 64, 8192, 32, 10),  # eight units fill 256 slots
+        ("cuda", 140 * 10**9, 70_000, 64, 32_768, 32, 10),
     ],
 )
 def test_the_units_of_a_slow_target_are_small_and_so_many_are_under_way_that_slots_are_full(
