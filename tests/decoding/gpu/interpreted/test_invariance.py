@@ -150,6 +150,7 @@ def engine(folder: str, exact: str) -> Engine:
     return Engine.load(folder, None, EngineOptions(max_model_len=40, exact=exact), device="cpu", dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_an_engine_measures_the_products_that_it_runs(folders, caplog):
     caplog.set_level(logging.INFO)
     target = engine(folders.small, "on").target

@@ -13,7 +13,7 @@ from decoding.network import probe
 from tests.decoding.tiny import build, llama_config, noised, save
 
 PROMPTS = [[1, 2, 3, 4] * 6, [7], [5, 6, 5, 6], [9, 1, 2]]
-PARAMS = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.9)
+PARAMS = SamplingParams(max_tokens=6, temperature=0.8, top_p=0.9)
 
 
 @pytest.fixture(scope="module")
