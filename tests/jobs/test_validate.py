@@ -236,6 +236,12 @@ def test_sql_about_the_row_alone_is_taken(sql: str) -> None:
     SqlCheck(sql, TEXT_AND_TIME)
 
 
+def test_null_is_no_and_said() -> None:
+    row = {"text": "a", "user": None, "sent": None}
+    assert SqlCheck('length("user") = 1', TEXT_AND_TIME).problem(row) == 'length("user") = 1 is null'
+    assert SqlCheck("coalesce(\"user\", 'b') = 'b'", TEXT_AND_TIME).problem(row) is None
+
+
 def test_duckdb_is_asked_for_by_name_where_it_is_missing(plain, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     flags = ["--run.validate.sql=true"]

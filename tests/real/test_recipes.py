@@ -17,7 +17,7 @@ from examples.recipes.turns.program import MOST_TURNS
 from tests.jobs.runs import generations, problems
 from tests.real.conftest import FOLDER
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
 Rows = list[dict[str, Any]]
 
 
@@ -72,7 +72,6 @@ def test_an_evaluation_gives_each_answer_a_share_and_is_far_better_than_chance(m
     assert 0.6 < accuracy <= 1
 
 
-@pytest.mark.slow
 def test_thoughts_are_apart_from_answers_and_what_is_kept_is_right(made):
     run = made("distill")
     answers = {row["question"]: row["answer"] for row in rows_of(run, 120)}
@@ -85,7 +84,6 @@ def test_thoughts_are_apart_from_answers_and_what_is_kept_is_right(made):
     assert len({each["question"] for each in kept}) >= 15
 
 
-@pytest.mark.slow
 def test_a_document_drafts_its_own_rewriting_which_keeps_its_facts(made):
     rows = rows_of(made("rewrite"))
     accepted, rounds = (sum(row[f"num_{name}"] for row in rows) for name in ("accepted_tokens", "rounds"))
@@ -96,7 +94,6 @@ def test_a_document_drafts_its_own_rewriting_which_keeps_its_facts(made):
     assert num_nearest_to_their_own(rows, "document") >= 28
 
 
-@pytest.mark.slow
 def test_translations_are_english_and_most_are_nearest_to_what_a_person_says(made):
     rows = rows_of(made("translate"))
     assert not {row["text"].strip() for row in rows} & {row["french"] for row in rows}
@@ -113,7 +110,6 @@ def test_each_call_names_a_tool_that_was_offered_and_its_arguments_fulfil_the_sc
     assert sum(row["tool_calls"][0]["name"] == row["meant"] for row in rows) > 20  # by chance 10
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_a_checker_sends_sentences_back_until_they_have_their_words(made):
     rows = rows_of(made("turns"))
@@ -124,7 +120,6 @@ def test_a_checker_sends_sentences_back_until_they_have_their_words(made):
     assert at_once < sum(not each["missing"] for each in found)
 
 
-@pytest.mark.slow
 def test_the_best_title_is_the_one_that_makes_its_text_likeliest(made):
     run = made("best_of")
     scores = rows_of(run / "scores", 120)
@@ -135,7 +130,6 @@ def test_the_best_title_is_the_one_that_makes_its_text_likeliest(made):
     assert len({row["title"] for row in scores}) > 60
 
 
-@pytest.mark.slow
 def test_the_chosen_of_a_pair_differs_from_the_rejected_and_is_likelier(made):
     run = made("pairs")
     pairs = pq.read_table(run / "pairs.parquet").to_pylist()
