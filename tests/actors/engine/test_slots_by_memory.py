@@ -101,6 +101,13 @@ def test_a_gpu_gets_the_slots_that_fit_beside_the_models_into_nine_tenths_of_it(
     assert with_slots(settings).engine.num_slots == num_slots
 
 
+def test_a_slot_has_room_for_twice_the_logits_of_a_round_of_the_target_and_of_one_token_of_the_draft(text_pair):
+    settings = settings_of(text_pair, num_speculative_tokens=3)
+    vocabulary = load_config(text_pair[0]).vocab_size
+    sizes = [footprint(settings, model).logits_per_slot for model in text_pair]
+    assert sizes == [2 * 4 * vocabulary * 4, 2 * 1 * vocabulary * 4]  # 3 drafted tokens and one more, of float32
+
+
 def test_longer_texts_and_wider_drafts_get_fewer_slots(text_pair, monkeypatch):
     set_memory(monkeypatch, -(-10 * bytes_planned(settings_of(text_pair), 64) // 9) + 1)
     assert with_slots(settings_of(text_pair)).engine.num_slots == 64
