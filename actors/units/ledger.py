@@ -108,14 +108,14 @@ class Ledger(HandOuts, RunNotes):
             if (held := next((worker for worker in unit.workers if worker.call == call), None)) is not None:
                 return held.attempt
             if call in unit.ended_calls:
-                return None
+                return unit.ended_calls[call]
         before = unit.backup_worker if is_backup else unit.worker
         is_leaving = before is not None and before.process != process and self._places.is_leaving(before.process)
         if before is not None and not is_leaving and self._places.are_of_two_actors(before.process, process):
-            return None  # this call is from before the unit was handed out again; Ray repeats that of the other
+            return unit.refuse(call)  # it is from before the unit was handed out again; Ray repeats that of the other
         if not self._may_begin(unit_id, process):
             self.decline(unit_id, process)
-            return Signal.WAIT
+            return unit.refuse(call, Signal.WAIT)
         if before is not None and is_leaving:
             unit.end(before, has_died=False)
             self._places.release(before.process, unit_id)
@@ -123,7 +123,7 @@ class Ledger(HandOuts, RunNotes):
         follows_death = before is not None and self._take_over(unit, before, process)
         if is_backup and (unit.num_deaths or (unit.worker is not None and unit.worker.process == process)):
             unit.is_declined = True
-            return None
+            return unit.refuse(call)
         unit.refuse_if_abandoned(unit_id)
         if unit.unit is not None and unit.began == inf:
             self._num_waiting -= 1

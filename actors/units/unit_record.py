@@ -3,9 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf, isqrt
+from typing import Any, TypeVar
 
 from pipeline.inputs.units import WorkUnit
 
+_Answer = TypeVar("_Answer")
 _CONDEMNED_AFTER = 2  # places where a process died over a row that ran alone
 # Deaths over a unit after which the run fails: something else is wrong. A row that kills costs five (two among all
 # rows, one in its group, two alone, of which the last condemns it), so this leaves room for several.
@@ -59,7 +61,7 @@ class UnitRecord:
     is_declined: bool = False  # the process that got the backup was not allowed to begin it
     worker: Worker | None = None
     backup_worker: Worker | None = None
-    ended_calls: set[str] = field(default_factory=set)  # of workers before
+    ended_calls: dict[str, Any] = field(default_factory=dict)  # attempts that are over, and what each is answered
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     num_groups: int = 0  # that the present attempt was given
     group: Group | None = None  # the last of them
@@ -104,6 +106,15 @@ class UnitRecord:
                 "memory of the nodes and at the workers' logs"
             )
 
+    def refuse(self, call: str, answer: _Answer | None = None) -> _Answer | None:
+        """Answer an attempt that may not begin, and keep the answer: its process has left the unit when it hears it.
+
+        If the question comes again, and late, it must not get the unit, which the process does not wait for any more.
+        """
+        if call:
+            self.ended_calls[call] = answer
+        return answer
+
     def begin(self, worker: Worker, num_rows: int) -> None:
         """Give the unit to a process, in groups of rows if its attempt is careful."""
         self.worker = worker
@@ -131,7 +142,7 @@ class UnitRecord:
         another card, or after all others, which show in between that this place works. So do the rows of a group: rows
         that kill must not look like one sick place.
         """
-        self.ended_calls.add(worker.call)
+        self.ended_calls[worker.call] = None
         suspects: tuple[int, ...] = ()
         if worker is self.backup_worker:
             self.backup_worker = None
