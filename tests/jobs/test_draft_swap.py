@@ -69,7 +69,7 @@ def _changed(draft: str, folder: Path, change: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("flags", [(), SPLIT], ids=["colocated", "split"])
+@pytest.mark.parametrize("flags", [(), pytest.param(SPLIT, marks=pytest.mark.slow)], ids=["colocated", "split"])
 def test_a_draft_that_is_replaced_in_the_middle_of_a_run_changes_no_token(
     job, plain_run, other_draft, monkeypatch, flags
 ):

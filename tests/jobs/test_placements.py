@@ -69,6 +69,7 @@ def test_a_run_in_stages_writes_the_same_rows_and_may_resume_with_another_placem
     assert sum(row["num_accepted_tokens"] for row in generations(job.output)[:16]) > 20
 
 
+@pytest.mark.slow
 def test_a_run_in_stages_drafts_with_a_head_and_writes_the_same_corpus(tmp_path, capsys):
     target, head = save_perfect_pair(tmp_path)
     byte_level([*LETTERS, *(f"{letter}{letter}" for letter in "abcdefgh")]).save_pretrained(target)

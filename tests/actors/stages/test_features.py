@@ -185,8 +185,9 @@ def test_an_engine_over_stages_drafts_with_a_head_as_one_without_them(heads):
         assert texts(adaptive, make_sequences(params, prompts)) == [row.output_token_ids for row in whole]
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash"])  # layers behind the target's, and three modules
+@pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("mimo_v2_flash", marks=pytest.mark.slow)])
 def test_the_head_in_a_targets_own_files_drafts_over_stages_as_in_one_process(family, tmp_path, monkeypatch):
+    """Layers behind the target's, and three modules."""
     monkeypatch.setattr(attach, "LEAST_AGREEMENT", 0.0)  # a random head agrees on less
     path, _ = save_target(family, tmp_path / "target")
     options = EngineOptions(num_slots=3, max_model_len=60, num_speculative_tokens=4, draft_length="fixed")

@@ -144,6 +144,7 @@ def test_another_draft_replaces_no_engine_of_any_model_and_changes_no_text(endpo
     check_texts(endpoint)
 
 
+@pytest.mark.slow
 def test_one_more_adapter_is_served_after_an_update_that_fails_no_request(endpoint, text_pair):
     adapters: Mapping[str, str] = endpoint.sections["serve"]["adapters"]
     more = {**adapters, "bard": save_adapter(text_pair[0], endpoint.folder / "bard", 9)}

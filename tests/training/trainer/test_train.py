@@ -152,6 +152,7 @@ def test_a_training_that_was_stopped_goes_on_with_other_workers(undisturbed: Pat
         assert found["loss"] == pytest.approx(alone["loss"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_training_at_once(texts: str, ray_address: str, tmp_path: Path) -> None:
     began: list[int] = []
     with pytest.raises(ValueError, match=r"is (nan|inf) at step \d: training stops, and nothing is written"):
