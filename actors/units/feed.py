@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from actors.units.hand_outs import Signal
+from actors.units.unit_record import Signal
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall

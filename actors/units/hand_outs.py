@@ -1,24 +1,15 @@
 """HandOuts: which unit of a run the feed hands out next, and what it is told meanwhile."""
 
 from collections.abc import Callable
-from enum import Enum
 from math import inf
 
 from actors.units.places import PlaceTable
-from actors.units.unit_record import UnitRecord
+from actors.units.unit_record import Signal, UnitRecord
 from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
 
 Request = tuple[str, int]  # a feed, and the number of its request
-
-
-class Signal(Enum):
-    """The ledger's answer to a question whether something may be done now."""
-
-    GO = "do it"
-    WAIT = "ask again in a moment"
-    STOP = "do nothing more"
 
 
 class HandOuts:

@@ -29,9 +29,9 @@ from collections.abc import Callable, Collection
 from math import inf
 
 from actors.run_notes import RunNotes
-from actors.units.hand_outs import HandOuts, Signal
+from actors.units.hand_outs import HandOuts
 from actors.units.places import PlaceTable
-from actors.units.unit_record import Attempt, Group, UnitRecord, Worker
+from actors.units.unit_record import Attempt, Group, Signal, UnitRecord, Worker
 
 _CAREFUL_AFTER = 2  # deaths over a unit
 

@@ -2,12 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf, isqrt
-from typing import Any, TypeVar
 
 from pipeline.inputs.units import WorkUnit
 
-_Answer = TypeVar("_Answer")
 _CONDEMNED_AFTER = 2  # places where a process died over a row that ran alone
 # Deaths over a unit after which the run fails: something else is wrong. A row that kills costs five (two among all
 # rows, one in its group, two alone, of which the last condemns it), so this leaves room for several.
@@ -16,6 +15,14 @@ MAX_DEATHS = 24
 
 class UnitAbandoned(RuntimeError):
     """More processes died over a unit than its rows can explain."""
+
+
+class Signal(Enum):
+    """The ledger's answer to a question whether something may be done now."""
+
+    GO = "do it"
+    WAIT = "ask again in a moment"
+    STOP = "do nothing more"
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class UnitRecord:
     is_declined: bool = False  # the process that got the backup was not allowed to begin it
     worker: Worker | None = None
     backup_worker: Worker | None = None
-    ended_calls: dict[str, Any] = field(default_factory=dict)  # attempts that are over, and what each is answered
+    ended_calls: dict[str, Signal | None] = field(default_factory=dict)  # and what each is answered
     untried: deque[tuple[int, ...]] | None = None  # groups of rows; None until the unit is careful
     num_groups: int = 0  # that the present attempt was given
     group: Group | None = None  # the last of them
@@ -106,7 +113,7 @@ class UnitRecord:
                 "memory of the nodes and at the workers' logs"
             )
 
-    def refuse(self, call: str, answer: _Answer | None = None) -> _Answer | None:
+    def refuse(self, call: str, answer: Signal | None = None) -> Signal | None:
         """Answer an attempt that may not begin, and keep the answer: its process has left the unit when it hears it.
 
         If the question comes again, and late, it must not get the unit, which the process does not wait for any more.

@@ -19,8 +19,7 @@ import ray
 
 from actors.engine.watchdog import end_process
 from actors.errors import DeviceFault, describe
-from actors.units.hand_outs import Signal
-from actors.units.unit_record import Attempt, Group
+from actors.units.unit_record import Attempt, Group, Signal
 from actors.units.unit_rows import Done, WholeUnits
 from actors.units.workplace import Workplace
 from pipeline.errors import ErrorRow, RowError

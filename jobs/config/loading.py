@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
-from warnings import catch_warnings, filterwarnings
+from warnings import catch_warnings
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
@@ -65,8 +65,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     yaml_file = config_file(arguments)
     # A variable whose name stands anywhere in the configuration may be read by it.
     places = [*arguments, *(value for name, value in os.environ.items() if name.startswith(_ENV_PREFIX))]
-    if yaml_file is not None:
-        places.append(yaml_file.read_text(encoding="utf-8", errors="replace"))
+    places += [] if yaml_file is None else [yaml_file.read_text(encoding="utf-8", errors="replace")]
     _check_environment(kind, [name for name in os.environ if any(name in place for place in places)])
     from_file = {} if yaml_file is None else read_sections(yaml_file)
     model_fields = {name: _model_field(each) for name, each in sections.items()}
@@ -99,8 +98,7 @@ def checked(kind: type[_Config], values: Mapping[str, Any], where: str) -> _Conf
 @cache
 def _model(kind: type, name: str) -> type[BaseModel]:
     fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
-    with catch_warnings():
-        filterwarnings("ignore", 'Field name "validate"')  # an old name of `model_validate`, which nothing here calls
+    with catch_warnings(action="ignore", category=UserWarning):  # `validate` was a method of pydantic's models once
         return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
 
 
@@ -113,7 +111,6 @@ def _model_field(field: Field) -> Any:
     members = members_of(annotation)
     if (int in members or float in members) and bool not in members:
         annotation = Annotated[annotation, BeforeValidator(_no_bool)]
-    default = ... if field.is_required else field.default
     if field.unit == "bytes":
         size: Any = Annotated[ByteSize, AfterValidator(int)]
         annotation = size if annotation is int else size | None
@@ -122,7 +119,7 @@ def _model_field(field: Field) -> Any:
         annotation = Annotated[annotation | get_args(annotation)[0], several]
     elif field.name in READERS:
         annotation = Annotated[annotation, BeforeValidator(READERS[field.name])]
-    return annotation, ModelField(default, description=field.description)
+    return annotation, ModelField(... if field.is_required else field.default, description=field.description)
 
 
 def _no_bool(value: Any) -> Any:

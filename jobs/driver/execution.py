@@ -18,9 +18,9 @@ from actors.heartbeat import Heartbeat
 from actors.metric_table import ROWS_LEFT, UNITS_LEFT
 from actors.metrics import Metrics
 from actors.units.feed import UnitFeed
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
 from actors.units.ledgers import LocalLedger, start_ledger
+from actors.units.unit_record import Signal
 from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from decoding.choices import NEED_A_MODEL

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
+from actors.units.unit_record import Signal
 from pipeline.streaming.calls import UnitCall
 from tests.clock import Clock
 from tests.pipeline.made_up import unit

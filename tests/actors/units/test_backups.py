@@ -1,8 +1,7 @@
 """Backups of the last units: which process gets one, of which unit, and which process stays responsible."""
 
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
-from actors.units.unit_record import Attempt
+from actors.units.unit_record import Attempt, Signal
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
 from tests.clock import Clock

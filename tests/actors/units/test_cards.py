@@ -4,8 +4,8 @@ from itertools import count
 
 import pytest
 
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
+from actors.units.unit_record import Signal
 from tests.actors.units.attempts import Died, run
 from tests.clock import Clock
 

@@ -6,10 +6,10 @@ import errno
 import pytest
 
 from actors.units import worker
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
 from actors.units.ledgers import LocalLedger
 from actors.units.reporter import Reporter
+from actors.units.unit_record import Attempt, Signal
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import RowKind, UnitWorker
 from actors.units.workplace import Workplace
@@ -17,6 +17,7 @@ from pipeline.inputs.options import InputOptions
 from pipeline.logs import LogSettings
 from pipeline.run.directory import RunDirectory
 from pipeline.streaming.calls import UnitCall
+from tests.clock import Clock
 from tests.pipeline.made_up import RUN, unit
 
 
@@ -76,3 +77,28 @@ def test_a_process_without_models_gives_each_call_back_and_ends_it_when_the_run_
         return await outcome
 
     assert asyncio.run(until_stopped()) is None
+
+
+def test_a_refused_attempt_that_comes_again_late_does_not_get_the_unit():
+    """Its process has heard the refusal and waits for the unit no more; the unit would be in no hands."""
+    ledger = Ledger()
+    for process in "ab":
+        ledger.join(process, "node", f"actor of {process}")
+    ledger.hand_out(unit())
+    assert isinstance(ledger.begin(0, 3, "a", "node", False, "first", "actor of a"), Attempt)
+    assert ledger.begin(0, 3, "b", "node", False, "second", "actor of b") is None
+    ledger.place_failed("a", "node", "disk full", report="1", unit_id=0, actor="actor of a")
+    assert ledger.begin(0, 3, "b", "node", False, "second", "actor of b") is None
+    assert ledger.hand_out_again(False) == UnitCall(unit())
+
+
+def test_an_attempt_that_was_told_to_wait_hears_so_again_late():
+    clock = Clock()
+    ledger = Ledger(clock=clock)
+    ledger.join("a", "node", "actor of a")
+    ledger.hand_out(unit())
+    ledger.place_failed("a", "node", "disk full", report="1", unit_id=0, actor="actor of a")
+    assert ledger.begin(0, 3, "a", "node", False, "first", "actor of a") is Signal.WAIT
+    clock.now += 100.0
+    assert ledger.begin(0, 3, "a", "node", False, "first", "actor of a") is Signal.WAIT
+    assert isinstance(ledger.begin(0, 3, "a", "node", False, "second", "actor of a"), Attempt)

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from actors.units.hand_outs import Signal
 from actors.units.ledger import Ledger
+from actors.units.unit_record import Signal
 from pipeline.streaming.calls import UnitCall
 from tests.clock import Clock
 from tests.pipeline.made_up import unit
