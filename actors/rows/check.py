@@ -97,10 +97,13 @@ class SqlCheck(TextCheck):
             raise ValueError(said) from error
         self._connection = duckdb.connect(config={"threads": 1, "enable_external_access": False})
         atexit.register(self.__dict__.pop, "_connection")  # one that is left at the end is a page of warnings on stderr
+        self._connection.execute("SET TimeZone = 'UTC'")  # unless set it is the machine's, and nodes would differ
         try:
-            (kind,) = self._asked(schema.empty_table()).types
+            kind, *others = self._asked(schema.empty_table()).types
+            if others:
+                raise ValueError("it has several values, and must have one, true or false")
             self._refuse_what_changes()
-        except (duckdb.Error, ValueError) as error:
+        except (duckdb.Error, ValueError, RecursionError) as error:
             raise ValueError(f"run.validate.sql {sql!r}: {' '.join(str(error).split())}") from error
         if str(kind) != "BOOLEAN":
             raise ValueError(f"run.validate.sql {sql!r}: it must be true or false, and is of the type {kind}")
@@ -108,22 +111,27 @@ class SqlCheck(TextCheck):
     def _refuse_what_changes(self) -> None:
         """Raise ValueError for what gives the same row another value on another day, or is about many rows.
 
-        DuckDB's catalogue says which functions these are, but not that `age` of one time means until today. A name
-        that is no column, and has a value without a table, is a clock or belongs to the session.
+        DuckDB's catalogue says which functions these are, but not that `age` of one time means until today, and that
+        `current_localtime` is a clock. A name that is no column, and has a value without a table, is a clock or belongs
+        to the session.
         """
         (tree,) = self._connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {self._sql}"]).fetchall()[0]
+        columns = {name.lower() for name in self._schema.names}
         for part in _parts(json.loads(tree)):
+            if (part.get("from_table") or {}).get("type", "EMPTY") != "EMPTY":
+                raise ValueError("it has a FROM, and the check sees one row at a time and no table")
             name = (part.get("function_name") or "").lower()
-            is_about_many, changes = self._connection.execute(
+            is_aggregate, changes = self._connection.execute(
                 "SELECT bool_and(function_type = 'aggregate'), bool_or(stability <> 'CONSISTENT' OR "
                 "contains(macro_definition, 'current_')) FROM duckdb_functions() WHERE function_name = ?",
                 [name],
             ).fetchall()[0]
-            if is_about_many:
+            if is_aggregate or part.get("class") == "WINDOW":
                 raise ValueError(f"{name} is about many rows, and the check sees one row at a time")
             (value,) = [*part.get("column_names", []), ""][:1]
-            is_of_session = value.isidentifier() and value not in self._schema.names and self._has_value(value)
-            if changes or is_of_session or (name == "age" and len(part["arguments"]) == 1):
+            is_of_session = value.isidentifier() and value.lower() not in columns and self._has_value(value)
+            is_clock = name.startswith("current_") or (name == "age" and len(part["arguments"]) == 1)
+            if changes or is_of_session or is_clock:
                 said = f"{name or value} has another value at another time or place"
                 raise ValueError(f"{said}, so a text that passes today could fail tomorrow")
 
@@ -143,9 +151,13 @@ class SqlCheck(TextCheck):
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         try:
-            found = self._asked(generations_table([row], self._schema)).fetchall()[0][0]
+            values = self._asked(generations_table([row], self._schema)).fetchall()
         except Exception as error:
             raise _failed(error) from error
+        if len(values) != 1:
+            said = f"the check failed: it has {len(values)} values for one row, and must have one"
+            raise RowError("validate", said, "ValueError")
+        found = values[0][0]
         return None if found else f"{self._sql} is {'null' if found is None else 'false'}"
 
 

@@ -156,7 +156,7 @@ class Ledger(HandOuts, RunNotes):
         if unit is None or unit.worker is None or unit.worker.call != call:
             return None
         if 0 < number == unit.num_groups:
-            self._places.card_works(unit.worker.process)
+            unit.cards_that_work.add(self._places.card_works(unit.worker.process))
         return unit.next_group(number)
 
     def finish(self, unit_id: int, process: str = "") -> None:
@@ -202,7 +202,7 @@ class Ledger(HandOuts, RunNotes):
         if self._places.fail(process, report, cause, is_broken) and unit_id is not None:
             where = ""
             if is_broken and card and (unit := self._units.get(unit_id)) is not None:
-                where = self._places.card_failed(process, unit_id, self._is_node_alive)
+                where = self._places.card_failed(process, unit_id, unit.cards_cleared_by(card), self._is_node_alive)
                 unit.failed_card, unit.card_failed_at = card, self._clock()
                 for each in self._places.left_out_in_words():
                     self.warn(each, each)
@@ -246,7 +246,7 @@ class Ledger(HandOuts, RunNotes):
             return Signal.STOP
         causes, left_out = "; ".join(self._places.failures()), self._places.cards_left_out()
         if left_out and not self._places.cards_left(self._is_node_alive):
-            return f"no card is left, since each has failed twice or more: {'; '.join(left_out)} ({causes})"
+            return f"no card is left, since each has failed again and again: {'; '.join(left_out)} ({causes})"
         since = self._places.all_failed_since(self._is_node_alive)
         if not self._places.has_been_well and self._places.num_failed() >= self._num_places:
             return causes

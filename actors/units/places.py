@@ -83,17 +83,26 @@ class PlaceTable:
             self._node_of[card] = place.node
         return place
 
-    def card_failed(self, process: str, unit_id: int, is_node_alive: Callable[[str], bool]) -> str:
-        """Record that the card of a process failed over a unit; return the card, empty where no other can be tried."""
+    def card_failed(
+        self, process: str, unit_id: int, cleared: Collection[str], is_node_alive: Callable[[str], bool]
+    ) -> str:
+        """Record that the card of a process failed over a unit; return the card, empty where no other can be tried.
+
+        Of the cards in `cleared` no failure counts that came in a row until now: a row explains them.
+        """
         card = self.join(process).card
         if card:
             self._in_a_row[card] += process not in self.faults[card]
             self.faults[card].setdefault(process, set()).add(unit_id)
+        for each in cleared:
+            self._in_a_row.pop(each, None)
         return card if self.cards_left(is_node_alive) - {card} else ""
 
-    def card_works(self, process: str) -> None:
-        """Record that a process has finished rows on its card."""
-        self._in_a_row.pop(self.join(process).card, None)
+    def card_works(self, process: str) -> str:
+        """Record that a process has finished rows on its card, and return the card."""
+        card = self.join(process).card
+        self._in_a_row.pop(card, None)
+        return card
 
     def cards_left_out(self) -> list[str]:
         """Return the cards that get no units.
@@ -119,7 +128,7 @@ class PlaceTable:
 
     def left_out_in_words(self) -> list[str]:
         """Return a sentence for each card that gets no units."""
-        return [f"{card} failed twice, and gets no more units" for card in self.cards_left_out()]
+        return [f"{card} failed again and again, and gets no more units" for card in self.cards_left_out()]
 
     def should_avoid(self, process: str, card: str, failed_at: float, is_node_alive: Callable[[str], bool]) -> bool:
         """Tell whether a process has this card, and one with another card gets units, or will after its rest.

@@ -73,6 +73,7 @@ class UnitRecord:
     num_groups: int = 0  # that the present attempt was given
     group: Group | None = None  # the last of them
     died_alone: dict[int, set[str]] = field(default_factory=dict)  # where, by row: processes, and cards that failed
+    cards_that_work: set[str] = field(default_factory=set)  # that have finished a group of it
     failed_card: str = ""  # the last that failed over it
     card_failed_at: float = -inf  # when
 
@@ -95,6 +96,16 @@ class UnitRecord:
     def condemned(self) -> tuple[int, ...]:
         """The rows that must not run again."""
         return tuple(row for row, places in self.died_alone.items() if len(places) >= _CONDEMNED_AFTER)
+
+    def cards_cleared_by(self, card: str) -> set[str]:
+        """Return the cards whose failures a row explains, over which this card fails now.
+
+        There are none unless the row runs alone, and made a card fail that has finished other rows of the unit.
+        """
+        if self.group is None or len(self.group.rows) != 1:
+            return set()
+        failed = {card, *self.died_alone.get(self.group.rows[0], ())}
+        return failed if failed & self.cards_that_work else set()
 
     def counts(self) -> dict[str, int]:
         """Return what a run's summary adds up."""
@@ -146,8 +157,8 @@ class UnitRecord:
 
         `where` is the card that may have failed in place of a row, if there are others. Where it is empty, that is the
         process. A row that ran alone is condemned when two such places failed, and else runs alone once more: next, on
-        another card, or after all others, which show in between that this place works. So do the rows of a group: rows
-        that kill must not look like one sick place.
+        another card, or after all others, which show in between that this place works. The rows of a group run alone
+        after all others, too: rows that kill must not look like one sick place.
         """
         self.ended_calls[worker.call] = None
         suspects: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
-from warnings import catch_warnings
+from warnings import catch_warnings, filterwarnings
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError, create_model
@@ -60,7 +60,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     Raises ValueError with every wrong name and type, or with the first wrong value. `--help` prints all fields, after
     the docstring of `kind`, and exits.
     """
-    sections = {each.name: each for each in level_fields(kind)}
+    fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
     arguments = spelled_out(arguments, kind)
     yaml_file = config_file(arguments)
     # A variable whose name stands anywhere in the configuration may be read by it.
@@ -68,8 +68,7 @@ def load(kind: type[_Config], arguments: Sequence[str], prog: str) -> _Config:
     places += [] if yaml_file is None else [yaml_file.read_text(encoding="utf-8", errors="replace")]
     _check_environment(kind, [name for name in os.environ if any(name in place for place in places)])
     from_file = {} if yaml_file is None else read_sections(yaml_file)
-    model_fields = {name: _model_field(each) for name, each in sections.items()}
-    settings: Any = create_model(kind.__name__, __base__=_Settings, __doc__=kind.__doc__, **model_fields)
+    settings: Any = create_model(kind.__name__, __base__=_Settings, __doc__=kind.__doc__, **fields)
     settings.model_config["cli_shortcuts"] = {name: short for short, name in shorts_of(kind).items()}
     if not {"-h", "--help"}.isdisjoint(arguments):
         with suppress(OSError):  # a reader that has seen enough
@@ -98,7 +97,8 @@ def checked(kind: type[_Config], values: Mapping[str, Any], where: str) -> _Conf
 @cache
 def _model(kind: type, name: str) -> type[BaseModel]:
     fields: Any = {each.name: _model_field(each) for each in level_fields(kind)}
-    with catch_warnings(action="ignore", category=UserWarning):  # `validate` was a method of pydantic's models once
+    with catch_warnings():
+        filterwarnings("ignore", 'Field name "validate"')  # an old name of `model_validate`, which nothing here calls
         return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
 
 

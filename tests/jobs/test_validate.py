@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,8 @@ TEXT_AND_TIME = pa.schema({"text": pa.string(), "user": pa.string(), "sent": pa.
         ("text = session_user", "session_user"),
         ("count(*) > 1", "count_star"),
         ("sum(length(text)) OVER () > 1", "sum"),
+        ("row_number() OVER () = 1", "row_number"),
+        ("current_localtimestamp() > sent", "current_localtimestamp"),
     ],
 )
 def test_sql_that_has_another_value_another_day_or_is_about_many_rows_is_refused(sql: str, name: str) -> None:
@@ -230,10 +233,40 @@ def test_sql_that_has_another_value_another_day_or_is_about_many_rows_is_refused
         "age(sent, TIMESTAMP '2026-01-01') > INTERVAL 1 DAY",
         "CASE WHEN try_cast(text AS int) > 3 THEN regexp_matches(text, '^[0-9]+$') ELSE text IN ('a', 'b') END",
         "list_aggregate(string_split(text, ' '), 'max') > 'b'",
+        "USER = 'a' AND text = any(['a', 'b'])",
     ],
 )
 def test_sql_about_the_row_alone_is_taken(sql: str) -> None:
     SqlCheck(sql, TEXT_AND_TIME)
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("EXISTS (SELECT 1 FROM (VALUES (1), (2)) t(x) USING SAMPLE 50%)", "it has a FROM"),
+        ("(SELECT value FROM duckdb_settings() WHERE name = 'TimeZone') = 'UTC'", "it has a FROM"),
+        ("columns(*) IS NULL", "it has several values"),
+        (" + ".join(["1"] * 3000) + " > 1", "recursion|depth"),
+    ],
+)
+def test_sql_of_tables_samples_and_several_values_is_refused(sql: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"(?i){why}"):
+        SqlCheck(sql, TEXT_AND_TIME)
+
+
+def test_a_row_for_which_sql_has_several_values_is_an_error_of_its_own() -> None:
+    with pytest.raises(RowError, match="it has 2 values for one row, and must have one"):
+        SqlCheck("unnest([true, false])", TEXT_AND_TIME).problem({"text": "a", "user": None, "sent": None})
+
+
+def test_a_time_with_a_zone_is_read_in_utc_on_every_machine() -> None:
+    code = (
+        "import datetime, pyarrow as pa; from actors.rows.check import SqlCheck; "
+        "check = SqlCheck(\"strftime(sent, '%H') = '14'\", pa.schema({'sent': pa.timestamp('us', tz='UTC')})); "
+        "print(check.problem({'sent': datetime.datetime(2026, 1, 1, 14, tzinfo=datetime.timezone.utc)}))"
+    )
+    there = {**os.environ, "TZ": "America/New_York"}
+    assert subprocess.run([sys.executable, "-c", code], env=there, capture_output=True, text=True).stdout == "None\n"
 
 
 def test_null_is_no_and_said() -> None:

@@ -66,8 +66,8 @@ def test_a_card_that_failed_twice_is_left_out_and_named_and_no_row_is_condemned(
     cluster = Cluster(A, B, sick={A})
     assert [cluster.finish(unit_id) for unit_id in range(6)] == [set()] * 6
     assert cluster.faults == [(A, 0), (A, 1)]
-    assert cluster.ledger.warnings() == [f"{A} failed twice, and gets no more units"]
-    assert f"{A} failed twice, and gets no more units" in cluster.ledger.place_failures(ever=True)
+    assert cluster.ledger.warnings() == [f"{A} failed again and again, and gets no more units"]
+    assert f"{A} failed again and again, and gets no more units" in cluster.ledger.place_failures(ever=True)
     assert cluster.ledger.summary()["num_condemned_rows"] == 0
 
 
@@ -100,6 +100,16 @@ def test_two_rows_of_one_group_that_kill_are_condemned_and_no_card_is_left_out(c
     assert cluster.ledger.warnings() == []
 
 
+@pytest.mark.parametrize("cards", [(A,), (A, B)])
+@pytest.mark.parametrize("killers", [{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}])
+def test_many_rows_of_one_unit_that_kill_leave_no_card_out(cards, killers, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.NUM_ROWS", 16)
+    cluster = Cluster(*cards, killers=killers)
+    assert cluster.finish(0) == killers
+    assert cluster.finish(1) == set()
+    assert cluster.ledger.warnings() == []
+
+
 def test_a_row_that_died_alone_on_one_card_twice_is_not_condemned() -> None:
     cluster = Cluster(A, B)
     ledger = cluster.ledger
@@ -120,10 +130,12 @@ def test_a_row_that_died_alone_on_one_card_twice_is_not_condemned() -> None:
 def test_a_run_without_a_card_that_works_ends_and_names_them_all() -> None:
     cluster = Cluster(A, B, sick={A, B})
     with pytest.raises(
-        RuntimeError, match=r"no card is left, since each has failed twice or more: GPU 0 of 10.0.0.1 \(GPU-aaaa\)"
+        RuntimeError, match=r"no card is left, since each has failed again and again: GPU 0 of 10.0.0.1 \(GPU-aaaa\)"
     ):
         list(map(cluster.finish, range(9)))
-    assert sorted(cluster.ledger.warnings()) == [f"{card} failed twice, and gets no more units" for card in (A, B)]
+    assert sorted(cluster.ledger.warnings()) == [
+        f"{card} failed again and again, and gets no more units" for card in (A, B)
+    ]
     assert not any(map(cluster.ledger.is_finished, range(9))), "an innocent row may have become an error row"
 
 
@@ -171,7 +183,7 @@ def test_a_run_ends_where_each_card_of_a_living_node_is_left_out_though_there_we
     gone.add(f"node of {B}")
     held = cluster.ledger.held(7, cluster.processes[A])
     assert isinstance(held, str)
-    assert held.startswith(f"no card is left, since each has failed twice or more: {A}")
+    assert held.startswith(f"no card is left, since each has failed again and again: {A}")
 
 
 def test_a_card_that_is_left_out_counts_as_no_place_that_gets_units() -> None:
