@@ -88,9 +88,8 @@ class RunSettings:
     exact: Literal["any", "required"] = "any"
     """Whether the texts must be exact: required refuses, before any is written, what would make `exact` `no`."""
     rows_per_unit: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """Input rows in a work unit: what a crash can cost at most. Unless given 256, and fewer so that each engine has
-    several units, and writes one in a minute even if each text has sampling.max_tokens; but no fewer than an eighth
-    of its slots."""
+    """Input rows in a work unit: what a crash can cost at most. Unless given 256, or fewer, so that each engine has
+    several units and writes one in a minute if all texts have sampling.max_tokens; at least an eighth of its slots."""
     reuse: str | None = None
     """Run whose texts are predictions of this one's, by ids or else by places: what comes out again takes less time."""
     validate: ValidateSettings = field(default_factory=ValidateSettings)

@@ -80,7 +80,7 @@ def test_a_process_without_models_gives_each_call_back_and_ends_it_when_the_run_
 
 
 def test_a_refused_attempt_that_comes_again_late_does_not_get_the_unit():
-    """Its process has heard the refusal and waits for the unit no more; the unit would be in no hands."""
+    """The process has heard the refusal and waits for the unit no more; the unit would be in no hands."""
     ledger = Ledger()
     for process in "ab":
         ledger.join(process, "node", f"actor of {process}")
