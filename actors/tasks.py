@@ -45,7 +45,6 @@ class Task:
 
     def check_rows(self, sampling: SamplingParams, schema: pa.Schema) -> None:
         """Raise ValueError for rows that are sampled so, and have these columns, if this cannot be done with them."""
-        return
 
     def identity(self) -> dict[str, Any]:
         """Return the fields of the task that decide the output, besides models, sampling and input."""
@@ -128,10 +127,15 @@ class WriteValid(Task):
                 "run.validate: the function's file is not what it was when the run began; restore it, or use a new "
                 "output directory"
             )
-        check = TextCheck.of(self.settings, run.generations_schema)
-        engine_, write = engine.loop.engine, engine.loop.finish
-        max_tries = self.settings.max_tries
-        return ValidRows(engine.settings, engine_, engine.codec, write, recorded_rows, check=check, max_tries=max_tries)
+        return ValidRows(
+            engine.settings,
+            engine.loop.engine,
+            engine.codec,
+            engine.loop.finish,
+            recorded_rows,
+            check=TextCheck.of(self.settings, run.generations_schema),
+            max_tries=self.settings.max_tries,
+        )
 
 
 @dataclass(frozen=True)

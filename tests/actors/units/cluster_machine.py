@@ -216,10 +216,10 @@ class ClusterMachine(RuleBasedStateMachine):
         self.lost_nodes.add(node)
         self.gone.append(self.replace(actor, f"{node[0]}{self.num_lives + 1}"))
 
-    @rule(back=st.integers(1, 12))
+    @rule(back=st.integers(1, 20))
     def repeat_late(self, back: int) -> None:
-        """A question arrives once more, long after it was answered."""
-        late = [each for each in self.asked if each[0] in ("begin", "place_failed", "hand_out", "hand_out_again")]
+        """A question of a process or of the feed arrives once more, long after it was answered."""
+        late = [each for each in self.asked if each[0] != "dismiss"]
         if len(late) < back:
             return
         method, arguments, named = late[-back]
