@@ -155,6 +155,9 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
   if (visible > f.num_positions) visible = f.num_positions;
   visible -= begin;
   const auto seen_by = [&](int64_t m) { return f.position[first + m / f.group] + 1 - begin; };  // up to there
+  const auto sees = [&](int64_t m, int64_t j) {  // some of the 16 positions from there on
+    return seen_by(m) > j && (!layer.window || seen_by(m) - layer.window < j + kLanes);
+  };
   const int64_t width = (visible + kLanes - 1) / kLanes * kLanes;
   scratch.resize(num_queries * (size + width) + kLanes * size);
   float *queries = scratch.data(), *scores = queries + num_queries * size, *tile = scores + num_queries * width;
@@ -173,7 +176,7 @@ void attend(const Forward& f, const LayerCache& layer, Queries tokens, int64_t h
       for (int v = 0; v < V; ++v) store(tile + i * size + v * kLanes, load(key + v * kLanes));
     }
     for (int64_t m = 0; m < num_queries; ++m) {
-      if (seen_by(m) <= j || (layer.window && seen_by(m) - layer.window >= j + kLanes)) continue;  // sees none of these
+      if (num_tokens > 1 && !sees(m, j)) continue;  // one token sees something of each 16 positions
       Floats products[kLanes];
       for (int i = 0; i < kLanes; ++i) products[i] = load(queries + m * size) * load(tile + i * size);
       for (int v = 1; v < V; ++v) {

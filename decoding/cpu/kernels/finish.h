@@ -21,10 +21,11 @@ struct Linear {
 
 inline Floats silu(Floats x) { return x / (1.0f + exponential(-larger(x, all(-87.0f)))); }
 
-// In the form that is computed with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
-inline Floats gelu(Floats x) {
+// y *= gelu(x), in the form that is computed with tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. It is a
+// function of its own, since inlined beside silu it takes registers from that: 3 % of all layers with AVX2.
+__attribute__((noinline)) inline void multiply_by_gelu(Floats& y, const Floats& x) {
   const Floats twice = x * (1.5957691216f + 0.0713548163f * x * x);
-  return x / (1.0f + exponential(-larger(twice, all(-87.0f))));
+  y *= x / (1.0f + exponential(-larger(twice, all(-87.0f))));
 }
 
 // Finishes and stores the sums of 16 columns, of which `num` exist: applies bias, gate and scale, and adds `added`.
@@ -34,7 +35,10 @@ void finish(Floats y, const Linear& linear, const float* gate, const T* added, i
   if (gate) {
     Floats g = load(gate);
     if (linear.gate_bias) g += load(static_cast<const T*>(linear.gate_bias) + column, num);
-    y *= linear.gate_is_gelu ? gelu(g) : silu(g);
+    if (linear.gate_is_gelu)
+      multiply_by_gelu(y, g);
+    else
+      y *= silu(g);
   }
   if (linear.scale != 1.0f) y *= linear.scale;  // testing costs less than multiplying all lanes
   if (added) y += load(added, num);
