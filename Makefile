@@ -12,7 +12,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 # Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
+.PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-torches test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
   test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-real bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,18 @@ test-processors: setup  ## run tests/decoding seven times, as seven kinds of pro
 	DRAY_KERNELS_MARCH=x86-64-v2 $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	OPENBLAS_CORETYPE=Haswell $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 	DRAY_KERNELS_TILES=emulated $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
+
+# The path of a GPU with what machines with a GPU have: PyPI's builds of torch for CUDA, of 5 GB each, on the CPU, each with the Triton and setuptools that it asks for.
+TORCHES := 2.11.0 2.12.0
+test-torches: $(TORCHES:%=.venv-torch-%/installed)  ## run the tests of a GPU's path with older versions of torch, on the CPU: 10 GB, half an hour on 2 cores
+	for torch in $(TORCHES); do .venv-torch-$$torch/bin/python $(TESTS_WITHOUT_RAY) -p no:cacheprovider tests/decoding/gpu \
+	  tests/decoding/fused tests/actors/engine/test_slots_by_memory.py tests/actors/engine/test_fallback.py tests/benchmarks/test_gpu_check.py || exit 1; done
+
+.venv-torch-%/installed: pyproject.toml constraints.txt
+	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
+	grep -vE '^(torch|triton|setuptools)==' constraints.txt > .venv-torch-$*/constraints.txt
+	.venv-torch-$*/bin/python $(PEER_PIP) torch==$* -e ".[dev]" -c .venv-torch-$*/constraints.txt
+	touch $@
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest --durations 0 tests/faults tests/jobs/test_faults.py tests/jobs/test_retry.py \

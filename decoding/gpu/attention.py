@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.gpu.available import is_interpreted
+from decoding.gpu.available import HALF_AS_ROOMY, ROOMY, is_interpreted, shared_memory
 from decoding.gpu.kernels import attention as kernels
 from decoding.gpu.kernels.heads import split_heads
 
@@ -57,7 +57,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class _Tile:
-    """The sizes of a program, which depend on the model alone."""
+    """The sizes of a program, which depend on the model and the kind of GPU alone."""
 
     padded_size: int
     lines: int
@@ -68,13 +68,17 @@ class _Tile:
     @classmethod
     def of(cls, group: int, head_size: int, dtype: torch.dtype) -> "_Tile":
         padded_size = max(16, 1 << (head_size - 1).bit_length())
-        # Few enough lines for a round's tokens not to leave most of them empty; more where many heads share a KV head.
-        lines = 32 if group <= 4 else 64
-        numbers_at_once = 8192 if dtype.itemsize <= 2 else 2048
-        keys = max(16, min(64, numbers_at_once // padded_size))
-        # Fewer warps are faster (benchmarks/results) where their registers hold all numbers of a tile.
-        num_warps = 4 if lines == 32 and padded_size <= 128 and dtype.itemsize <= 2 else 8
-        return cls(padded_size, lines, keys, num_warps, num_stages=3 if padded_size <= 128 else 2)
+        # Few enough lines for a round's tokens not to leave most of them empty; more where many heads share a KV head,
+        # and one instruction of the tensor cores multiplies 64 lines.
+        memory, are_halves = shared_memory(), dtype.itemsize <= 2
+        lines = 64 if group > 4 and (memory >= ROOMY or not are_halves) else 32
+        numbers_at_once = 8192 if are_halves else 2048
+        keys = max(16, min(64, numbers_at_once // padded_size, 2048 // lines))
+        # Fewer warps are faster (benchmarks/results) where their registers hold all numbers of a tile. Two programs
+        # share a multiprocessor then, and one multiplies while the other one waits for keys.
+        num_warps = 4 if padded_size <= 128 and are_halves else 8
+        num_stages = 3 if padded_size <= 128 and memory >= HALF_AS_ROOMY else 2
+        return cls(padded_size, lines, keys, num_warps, num_stages)
 
 
 def attend(

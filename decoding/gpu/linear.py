@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decoding.gpu.available import is_interpreted, shared_memory
+from decoding.gpu.available import ROOMY, is_interpreted, shared_memory
 from decoding.gpu.kernels import linear as kernels
 
 _OUTPUTS = 64  # of a tile: the rows of one instruction of Hopper's tensor cores
@@ -19,7 +19,6 @@ _FEW_LINES = (16, 32, 64, _MANY)  # of a tile
 _ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
 # Of tiles with more outputs or lines: fewer would leave multiprocessors without one.
 _WORTH_MORE_OUTPUTS, _WORTH_MOST_LINES = 80, 1024
-_ROOMY = 200 << 10  # bytes that a program may have on an H100 and later; on an A100, four stages spill registers
 _STEP_OF_16_BITS = 64  # inputs of one step of a sum
 _LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
 _ADDED_AT_ONCE = 1024  # outputs
@@ -48,7 +47,7 @@ class _Tile:
         if num_lines > _MANY:
             outputs, num_stages = _OUTPUTS if num_weights == 2 else _MANY, 3
             least_programs = {_MANY: _WORTH_MORE_OUTPUTS}  # by the lines of a tile
-            if shared_memory() >= _ROOMY:
+            if shared_memory() >= ROOMY:  # on an A100, four stages spill registers
                 num_stages = 4
                 least_programs = {2 * _MANY: _WORTH_MOST_LINES // num_weights**2, **least_programs}
             for lines, least in least_programs.items():

@@ -20,10 +20,32 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-# Bytes of shared memory that one program may have (CUDA C++ Programming Guide, "Compute Capabilities").
-SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What programs share that run on one multiprocessor of a GPU at the same time."""
+
+    shared_bytes: int  # a program may have all of them, but for what each program takes beside
+    num_threads: int
+    num_registers: int = 1 << 16
+    taken_bytes: int = 1 << 10  # of shared memory, beside a program's own
+
+    @property
+    def shared_bytes_of_a_program(self) -> int:
+        return self.shared_bytes - self.taken_bytes
+
+
+# By compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
+MULTIPROCESSORS = {
+    80: Multiprocessor(164 << 10, 2048),
+    89: Multiprocessor(100 << 10, 1536),
+    90: Multiprocessor(228 << 10, 2048),
+    100: Multiprocessor(228 << 10, 2048),
+    120: Multiprocessor(100 << 10, 1536),
+}
 # One kind of GPU in `make test`, and each in `make gpu-miniature`.
-CAPABILITIES = [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+_slow = pytest.mark.slow
+CAPABILITIES = [pytest.param(80, marks=_slow), 90, pytest.param(100, marks=_slow), pytest.param(120, marks=_slow)]
 _TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -84,7 +106,8 @@ class Compiled:
     """What a program of a compiled kernel takes, and its instructions in PTX."""
 
     capability: int
-    num_registers: int
+    num_threads: int
+    num_registers: int  # of a thread
     num_spilled_bytes: int
     num_shared_bytes: int
     ptx: str
@@ -99,7 +122,16 @@ class Compiled:
         # Our kernels call nothing and index no arrays of their own, so the stack has what the registers cannot take.
         taken = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
         num_spilled_bytes = taken["STACK"] + taken["LOCAL"]
-        return cls(capability, taken["REG"], num_spilled_bytes, int(found.metadata.shared), found.asm["ptx"])
+        num_threads, num_shared_bytes = 32 * found.metadata.num_warps, int(found.metadata.shared)
+        return cls(capability, num_threads, taken["REG"], num_spilled_bytes, num_shared_bytes, found.asm["ptx"])
+
+    @property
+    def num_at_once(self) -> int:
+        """The programs that one multiprocessor runs at the same time; registers are given out by eights."""
+        here = MULTIPROCESSORS[self.capability]
+        by_registers = here.num_registers // (-(-self.num_registers // 8) * 8 * self.num_threads)
+        by_memory = here.shared_bytes // (self.num_shared_bytes + here.taken_bytes)
+        return min(by_registers, by_memory, here.num_threads // self.num_threads)
 
     @property
     def tensor_core_instructions(self) -> set[str]:

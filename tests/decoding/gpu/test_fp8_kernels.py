@@ -6,7 +6,7 @@ import torch
 from decoding.gpu import fp8_linear
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import fp8_linear as kernels
-from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, MULTIPROCESSORS, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
@@ -18,7 +18,8 @@ SIZES = {
     "a projection with half a block": (576, 2048, "blocks", False),
     "queries, keys and values of Qwen2.5-0.5B": (1152, 896, "rows", True),
 }
-INSTRUCTIONS = {89: "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+_ONE_WARP = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3"
+INSTRUCTIONS = {89: _ONE_WARP, 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: _ONE_WARP}
 
 
 def _launched(num_outputs: int, num_inputs: int, kind: str, has_bias: bool, num_lines: int = 65) -> list[Launch]:
@@ -54,7 +55,7 @@ def test_the_kernels_compile_for_every_gpu_with_fp8_without_spills(size, capabil
     quantize, multiply = (launch.compiled(capability) for launch in _launched(*size))
     for found in (quantize, multiply):
         assert found.num_spilled_bytes == 0
-        assert found.num_shared_bytes <= SHARED_MEMORY[capability]
+        assert found.num_shared_bytes <= MULTIPROCESSORS[capability].shared_bytes_of_a_program
     assert "cvt.rn.satfinite.e4m3x2" in quantize.ptx
     assert INSTRUCTIONS[capability] in multiply.ptx
     assert "e4m3" in multiply.ptx or "f8f6f4" in multiply.ptx  # in Blackwell's words

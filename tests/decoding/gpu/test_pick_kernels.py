@@ -8,7 +8,7 @@ from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import picks as kernels
 from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted, PickInputs, pick
-from tests.decoding.gpu.compiled import CAPABILITIES, SHARED_MEMORY, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, MULTIPROCESSORS, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
@@ -45,6 +45,6 @@ def test_the_kernels_of_picks_spill_nothing(vocab_size, dtype, capability):
     for launch in _launched(8, 5, vocab_size, dtype):
         compiled = launch.compiled(capability)
         assert compiled.num_spilled_bytes == 0, launch.kernel.fn.__name__
-        assert compiled.num_shared_bytes <= SHARED_MEMORY[capability]
+        assert compiled.num_shared_bytes <= MULTIPROCESSORS[capability].shared_bytes_of_a_program
         assert compiled.num_registers <= 128  # so that 16 warps of them fit a multiprocessor
         assert "fma.rn.f32" not in compiled.ptx  # a product is rounded before it is added, as everywhere
