@@ -13,7 +13,7 @@ export RAY_memory_monitor_refresh_ms ?= 0
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-torches test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
-  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-real bench-serve bench-pairs gpu-check gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
+  test-autoscaling test-all prove prove-long prove-asked models check pages docs fmt bench bench-quick bench-real bench-serve bench-pairs gpu-check gpu-kernels gpu-miniature setup-vllm test-vllm test-speculators peers picture picture-report picture-terminal clean
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
@@ -235,6 +235,9 @@ gpu-check: setup  ## is a GPU right, and how fast is it? In parts of 9 minutes a
 
 gpu-miniature: setup  ## the part of it that needs no GPU, with the kernels in Triton's interpreter: about 20 minutes
 	$(BIN)/python -m benchmarks.gpu_check --miniature
+
+gpu-kernels: setup  ## print what each kernel of a layer takes of a GPU's multiprocessor, and how many run there at once: no GPU needed, some minutes
+	$(BIN)/python -m tests.decoding.gpu.resources
 
 picture: setup  ## take all pictures: those below and the endpoint's page; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png

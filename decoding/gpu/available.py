@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
-# Bytes of fast memory that a program may have, at least, on an H100 and later; and on an A100, but on no card for games.
+# Bytes of fast memory that a program may have, at least: on an H100 and later; on an A100, and not on a card for games.
 ROOMY, HALF_AS_ROOMY = 200 << 10, 128 << 10
 
 

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled o
 LINEAR = {"multiply"}
 ATTENTION = {"attend"}
 OTHERS = {"add_parts", "merge", "recur", "rms_norm", "split_heads"}
-_TILES = ("LINES", "OUTPUTS", "KEYS", "GROUP", "IS_GATED", "IS_PART")  # what tells programs of a kernel apart
 FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
 HEAD_SIZE = 128
 NUM_POSITIONS, NUM_VISIBLE = 4097, 1088
@@ -98,6 +97,10 @@ def capability(request) -> int:
 
 @pytest.fixture(scope="module")
 def programs(capability) -> list[Program]:
+    return compiled_programs(capability)
+
+
+def compiled_programs(capability: int) -> list[Program]:
     """All programs that the forwards run, each once."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (linear, attention):
@@ -154,14 +157,6 @@ def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
         assert len({frozenset(program.compiled.tensor_core_instructions) for program in group}) == 1
 
 
-def test_a_multiprocessor_runs_two_programs_of_decode_attention_at_once(programs, capsys):
-    """One alone waits for its keys, and nothing hides that."""
-    for name, launch, found in programs:
-        tile = ", ".join(f"{each} {launch.arguments[each]}" for each in _TILES if each in launch.arguments)
-        with capsys.disabled():
-            print(
-                f"\nsm_{found.capability} {name} ({tile}): {found.num_registers} registers of {found.num_threads} "
-                f"threads, {found.num_shared_bytes / 1024:.0f} KiB shared, {found.num_at_once} at once",
-                end="",
-            )
-    assert all(program.compiled.num_at_once >= 2 for program in programs if program.name in ATTENTION)
+def test_a_multiprocessor_runs_two_programs_of_decode_attention_at_once(programs):
+    """One alone waits for its keys, and nothing hides that. `make gpu-kernels` prints the number for each kernel."""
+    assert [program for program in programs if program.name in ATTENTION and program.compiled.num_at_once < 2] == []
