@@ -9,7 +9,8 @@ PEER_PIP := -m pip install --quiet --disable-pip-version-check
 export RAY_AUTH_MODE ?= disabled
 export RAY_memory_monitor_refresh_ms ?= 0
 
-# Tests without Ray run side by side, neighbours in one process (they share models); the others share one Ray.
+# Tests without Ray run side by side, neighbours in one process (they share models) and on one thread each, so that processes do not wait for each other's threads;
+# the others share one Ray.
 TESTS_WITHOUT_RAY := -m pytest -m "not gpu and not slow and not ray and not network and not kubernetes and not real" -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup rooms demo demo-head demo-learn serve-demo test test-fast test-processors test-torches test-faults test-network test-endpoint test-install test-clients test-page test-kubernetes test-real recipes demo-real demo-real-answer \
@@ -43,12 +44,12 @@ serve-demo: setup  ## serve the bundled pair behind the OpenAI API at http://127
 	$(BIN)/dray serve --config examples/configs/serve.yaml
 
 test: setup  ## run all default tests: no network, no GPU, about half an hour on 2 cores
-	$(BIN)/python $(TESTS_WITHOUT_RAY)
+	OMP_NUM_THREADS=1 $(BIN)/python $(TESTS_WITHOUT_RAY)
 	$(BIN)/python -m pytest -m "ray and not gpu and not slow and not real"
 	@echo "Tests with real models are not among these: make test-real fetches two and runs them."
 
 test-fast: setup  ## run the default tests that need no Ray, about 20 minutes on 2 cores
-	$(BIN)/python $(TESTS_WITHOUT_RAY)
+	OMP_NUM_THREADS=1 $(BIN)/python $(TESTS_WITHOUT_RAY)
 
 # The same source on this processor, as a processor with AVX2 alone computes, without our kernels, with kernels that use AVX2 alone, with those of a processor without
 # AVX2, with the kernels of OpenBLAS (numpy) for an older processor, which some machines ask for, and with the tiles of AMX written out in C.

@@ -17,6 +17,7 @@ from benchmarks.harness import listed, show, write_json
 from benchmarks.pair_factory import SHAPES, Shape
 from benchmarks.roofline.estimate import Estimate, Question, answer
 from benchmarks.roofline.gpus import GPUS, Gpu
+from benchmarks.roofline.launched import Layers, Round, can_predict, launched_round
 from benchmarks.roofline.model_size import ModelSize
 
 _QWEN_8B = SHAPES["8b"]
@@ -35,6 +36,7 @@ PAIRS = {  # a target's sizes and a draft's
 }
 GIB = 2**30
 _HEADINGS = ("batch", "a plain step reads", "plain/s", "draft/s", "windowed draft/s", "one-layer head/s")
+_ROUND_HEADINGS = ("batch", "products ms", "keys ms", "kernels ms", "round ms", "plain/s", "vLLM/s, a guess", "ratio")
 _MEMORY_HEADINGS = ("plain GiB", "with draft GiB", "with windowed draft GiB", "fits")
 
 
@@ -50,8 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     _print(given.model, question, estimates)
+    rounds = _rounds(PAIRS[given.model][0], question, given.batch) if can_predict(question.gpu) else {}
+    if rounds:
+        title = "a round without drafts as our kernels are launched, and vLLM's as guessed"
+        show(title, _ROUND_HEADINGS, [_round(batch, found) for batch, found in rounds.items()])
+        print(
+            "counted: tiles, programs, waves of programs, bytes, kernels; guessed: 7 TB/s of the second cache, keys at "
+            "70 % of the bandwidth, 3 us a kernel, vLLM at 85 % of the ideal and 0.65 ms "
+            "(benchmarks/roofline/launched.py)"
+        )
     if given.json:
-        write_json(given.json, {"model": given.model, **asdict(question), "batches": estimates})
+        write_json(given.json, {"model": given.model, **asdict(question), "batches": estimates, "rounds": rounds})
     return 0
 
 
@@ -70,6 +81,18 @@ def _question(given: argparse.Namespace) -> Question:
         draft_window=given.draft_window,
         acceptance=given.acceptance,
     )
+
+
+def _rounds(target: Shape, question: Question, batches: Sequence[int]) -> dict[int, Round]:
+    layers = Layers.of_config(target.config())
+    return {batch: launched_round(question.gpu, layers, question.target, batch, question.context) for batch in batches}
+
+
+def _round(batch: int, found: Round) -> list[str]:
+    times = (found.products, found.keys, found.kernels, found.seconds)
+    speeds = (batch / found.seconds, batch / found.peer)
+    ratio = f"{found.peer / found.seconds:.2f}"
+    return [str(batch), *(f"{1e3 * each:.1f}" for each in times), *(f"{each:,.0f}" for each in speeds), ratio]
 
 
 def _print(model: str, question: Question, estimates: Sequence[Estimate]) -> None:

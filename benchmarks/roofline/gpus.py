@@ -17,13 +17,14 @@ class Gpu:
     bandwidth: float  # bytes of memory a second
     flops: float  # operations a second of bfloat16 products, added up in float32
     memory: float  # bytes
+    num_multiprocessors: int = 0  # 0: what our kernels take there is not predicted
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h100", "NVIDIA H100 80GB HBM3", 3.35e12, 989e12, 80e9),  # SXM: 3.35 TB/s, 1,979 TFLOPS with sparsity
-        Gpu("h200", "NVIDIA H200", 4.8e12, 989e12, 141e9),  # SXM: 4.8 TB/s, 1,979 TFLOPS with sparsity
+        Gpu("h100", "NVIDIA H100 80GB HBM3", 3.35e12, 989e12, 80e9, 132),  # SXM: 3.35 TB/s, 1,979 TFLOPS with sparsity
+        Gpu("h200", "NVIDIA H200", 4.8e12, 989e12, 141e9, 132),  # SXM: 4.8 TB/s, 1,979 TFLOPS with sparsity
         Gpu("a100", "NVIDIA A100-SXM4-80GB", 2.039e12, 312e12, 80e9),  # SXM, 80 GB: 2,039 GB/s, 312 TFLOPS dense
         Gpu("l4", "NVIDIA L4", 0.3e12, 121e12, 24e9),  # 300 GB/s, 242 TFLOPS with sparsity
         Gpu("b200", "NVIDIA B200", 8e12, 2250e12, 180e9),  # one of HGX's eight: 8 TB/s, 4.5 PFLOPS with sparsity

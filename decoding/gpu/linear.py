@@ -62,10 +62,35 @@ class _Tile:
         bytes_of_stage = (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
         return replace(self, num_stages=max(2, min(self.num_stages, shared_memory() // bytes_of_stage)))
 
-    def options(self, weight_OI: torch.Tensor) -> dict[str, int | bool]:
+    def options(self, dtype: torch.dtype) -> dict[str, int | bool]:
         """Return the sizes as the kernels take them."""
-        sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(weight_OI), "WIDENED": is_interpreted()}
+        sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(dtype), "WIDENED": is_interpreted()}
         return sizes | {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How a product is divided among programs: by tiles and, if a weight has few outputs, by parts of its inputs."""
+
+    tile: _Tile
+    num_tiles: int
+    part_size: int  # inputs
+    num_parts: int
+
+    @classmethod
+    def of(
+        cls, num_lines: int, num_outputs: int, num_inputs: int, dtype: torch.dtype, num_weights: int = 1
+    ) -> "LaunchPlan":
+        """Plan the product of lines with a weight [O, I], or with two at once."""
+        part_size = _part_size(num_outputs, num_inputs, dtype) if num_weights == 1 else num_inputs
+        num_parts = -(-num_inputs // part_size)
+        tile = _Tile.of(num_lines, num_outputs, dtype, num_weights, num_parts)
+        return cls(tile, -(-num_lines // tile.lines) * -(-num_outputs // tile.outputs), part_size, num_parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a program has all parts of its outputs; else `add_parts` adds them."""
+        return self.num_parts == 1 or self.tile.outputs > _OUTPUTS
 
 
 def multiply(
@@ -85,44 +110,39 @@ def multiply(
     out_NO = x_NI.new_empty(num_lines, num_outputs)
     if not num_lines:
         return out_NO
-    part_size = _part_size(weight_OI) if gate is None else num_inputs
-    num_parts = -(-num_inputs // part_size)
-    tile = _Tile.of(num_lines, num_outputs, x_NI.dtype, 1 if gate is None else 2, num_parts)
+    plan = LaunchPlan.of(num_lines, num_outputs, num_inputs, x_NI.dtype, 1 if gate is None else 2)
     bias = weight_OI if bias_O is None else bias_O
     gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
     added = out_NO if added_NO is None else added_NO.contiguous()
     has = {"HAS_BIAS": bias_O is not None, "HAS_ADDED": added_NO is not None}
-    is_whole = num_parts == 1 or tile.outputs > _OUTPUTS
-    parts = out_NO
+    parts, is_whole = out_NO, plan.is_whole
     if not is_whole:
-        parts = x_NI.new_empty((num_parts, num_lines, num_outputs), dtype=torch.float32)
-    num_programs = -(-num_lines // tile.lines) * -(-num_outputs // tile.outputs)
-    kernels.multiply[num_programs, 1 if is_whole else num_parts](
+        parts = x_NI.new_empty((plan.num_parts, num_lines, num_outputs), dtype=torch.float32)
+    kernels.multiply[plan.num_tiles, 1 if is_whole else plan.num_parts](
         x_NI, weight_OI, gate_OI, bias, bias if gate_bias_O is None else gate_bias_O, added, parts, num_lines,
-        num_outputs, num_inputs, x_NI.stride(0), part_size, HAS_PARTS=is_whole and num_parts > 1,
+        num_outputs, num_inputs, x_NI.stride(0), plan.part_size, HAS_PARTS=is_whole and plan.num_parts > 1,
         IS_GATED=gate is not None, **{name: is_whole and value for name, value in has.items()},
-        **tile.options(weight_OI),
+        **plan.tile.options(weight_OI.dtype),
     )  # fmt: skip
     if not is_whole:
         kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-            parts, bias, added, out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
+            parts, bias, added, out_NO, num_lines, num_outputs, plan.num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out_NO
 
 
-def _step(weight_OI: torch.Tensor) -> int:
+def _step(dtype: torch.dtype) -> int:
     """Return the inputs of one step of a sum."""
-    return _STEP_OF_16_BITS if weight_OI.dtype.itemsize <= 2 else 32
+    return _STEP_OF_16_BITS if dtype.itemsize <= 2 else 32
 
 
-def _part_size(weight_OI: torch.Tensor) -> int:
+def _part_size(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
     """Return the inputs of a part: enough parts for few lines to have many programs, and none too small."""
-    num_outputs, num_inputs = weight_OI.shape
     num_tiles, num_parts = -(-num_outputs // _OUTPUTS), 1
     while num_tiles * num_parts < _ENOUGH_PROGRAMS and num_inputs // (2 * num_parts) >= _LEAST_PART:
         num_parts *= 2
-    step = _step(weight_OI)
+    step = _step(dtype)
     return -(-num_inputs // (num_parts * step)) * step
 
 

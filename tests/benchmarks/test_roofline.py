@@ -1,6 +1,7 @@
 """The roofline: bytes and times worked out by hand, a table that was computed by other means, and the command."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,10 @@ from benchmarks.roofline.ideal import (
     forward_seconds,
     plain_speed,
 )
+from benchmarks.roofline.launched import OTHER_KERNELS, Layers, launched_round, product
 from benchmarks.roofline.model_size import Forward, ModelSize
+from decoding.gpu.available import is_interpreted
+from tests.decoding.gpu.test_compile import MODELS, launches_of
 
 H100 = GPUS["h100"]
 CONTEXT, ACCEPTANCE = 1088, 0.8
@@ -94,7 +98,9 @@ def test_the_command_prints_every_batch_and_says_which_do_not_fit(capsys, tmp_pa
     assert main(command.split()) == 0
     printed = capsys.readouterr().out
     assert "nothing is measured" in printed
-    rows = {line.split()[1]: line for line in printed.splitlines() if line.startswith("│") and "GB" not in line}
+    memory, _, as_launched = printed.partition("as our kernels are launched")
+    assert "0.86" in as_launched
+    rows = {line.split()[1]: line for line in memory.splitlines() if line.startswith("│") and "GB" not in line}
     assert rows["128"].split()[-2] == "all"
     assert "only plain │" in rows["256"]  # a window bounds what is read, and no memory
     written = json.loads((tmp_path / "out.json").read_text())
@@ -117,3 +123,38 @@ def test_a_question_without_a_meaning_is_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(arguments.split())
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pair", "batch", "products", "keys", "kernels", "ratio"),
+    [
+        ("llama-3.1-8b", 16, 5.2, 1.0, 1.1, 1.02),
+        ("llama-3.1-8b", 64, 6.0, 3.9, 1.1, 0.92),
+        ("llama-3.1-8b", 128, 6.5, 7.8, 1.1, 0.89),
+        ("8b", 128, 6.9, 8.8, 1.2, 0.86),
+    ],
+)
+def test_a_round_on_an_h100_is_predicted_as_its_kernels_are_launched(pair, batch, products, keys, kernels, ratio):
+    """An H100 took 6.63 ms for the products of 8b at 128 rows, 7.30 for attention, and 15.0 ms for the round."""
+    config = PAIRS[pair][0].config()
+    found = launched_round(H100, Layers.of_config(config), ModelSize.of_config(config), batch, CONTEXT)
+    times = (1e3 * found.products, 1e3 * found.keys, 1e3 * found.kernels)
+    assert times == pytest.approx((products, keys, kernels), abs=0.05)
+    assert found.peer / found.seconds == pytest.approx(ratio, abs=0.005)
+
+
+def test_more_programs_than_fit_at_once_take_another_wave():
+    one_wave, _ = product(H100, 128, 64 * 264, 4096, 2)
+    two_waves, _ = product(H100, 128, 64 * 265, 4096, 2)
+    assert two_waves > 1.5 * one_wave
+
+
+@pytest.mark.skipif(is_interpreted(), reason="a kernel is recorded or interpreted")
+def test_the_prediction_counts_the_kernels_that_a_layer_launches():
+    launched = Counter(launch.kernel.fn.__name__ for launch in launches_of(MODELS["Llama-3.1-8B"], 128, 1))
+    layers = Layers.of_config(PAIRS["llama-3.1-8b"][0].config())
+    head = (layers.vocab_size, layers.hidden, 1)
+    assert sum(product(H100, 128, *sizes)[1] for sizes in (*layers.products, head)) == (
+        launched["multiply"] + launched["add_parts"]
+    )
+    assert 2 * launched["rms_norm"] + launched["split_heads"] + launched["attend"] + launched["merge"] == OTHER_KERNELS

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from benchmarks.roofline.launched import at_once
 from decoding.gpu import attention, linear, recurrence
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
@@ -49,7 +50,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _launches(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
+def launches_of(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     """What a layer and the head launch in a forward."""
     num_lines, query_size = num_rows * num_tokens, model.num_query_heads * HEAD_SIZE
     qkv_size = query_size + 2 * model.num_kv_heads * HEAD_SIZE
@@ -109,7 +110,7 @@ def compiled_programs(capability: int) -> list[Program]:
             launch.program: launch
             for model in MODELS.values()
             for rows in FORWARDS
-            for launch in _launches(model, *rows)
+            for launch in launches_of(model, *rows)
         }
     return [Program(name, launch, launch.compiled(capability)) for (name, _), launch in every.items()]
 
@@ -160,3 +161,13 @@ def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
 def test_a_multiprocessor_runs_two_programs_of_decode_attention_at_once(programs):
     """One alone waits for its keys, and nothing hides that. `make gpu-kernels` prints the number for each kernel."""
     assert [program for program in programs if program.name in ATTENTION and program.compiled.num_at_once < 2] == []
+
+
+def test_the_prediction_of_a_round_knows_how_many_products_run_at_once(programs, capability):
+    if capability != 90:
+        pytest.skip("a round is predicted for Hopper")
+    for name, launch, found in programs:
+        if name in LINEAR:
+            sizes, options = launch.arguments, launch.options
+            tile = linear._Tile(sizes["OUTPUTS"], sizes["LINES"], options["num_warps"], options["num_stages"])
+            assert at_once(tile, 1 + sizes["IS_GATED"]) == found.num_at_once, tile

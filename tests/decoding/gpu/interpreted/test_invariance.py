@@ -71,7 +71,7 @@ def more_lines_are_added_in_two_halves(patch: pytest.MonkeyPatch) -> None:
         half = weight_OI.shape[1] // 2
         with pytest.MonkeyPatch.context() as inner:
             if len(x_NI) > 3:
-                inner.setattr(linear, "_part_size", lambda _: half)
+                inner.setattr(linear, "_part_size", lambda *_: half)
             return multiply(x_NI, weight_OI, *more)
 
     patch.setattr(linear, "multiply", planted)
