@@ -64,6 +64,7 @@ test-processors: setup  ## run tests/decoding seven times, as seven kinds of pro
 	DRAY_KERNELS_TILES=emulated $(BIN)/python $(TESTS_WITHOUT_RAY) tests/decoding
 
 # The path of a GPU with what machines with a GPU have: PyPI's builds of torch for CUDA, of 5 GB each, on the CPU, each with the Triton and setuptools that it asks for.
+# The interpreter of Triton 3.6 takes arrays of one number for scalars, which NumPy 2.4 refuses.
 TORCHES := 2.11.0 2.12.0
 test-torches: $(TORCHES:%=.venv-torch-%/installed)  ## run the tests of a GPU's path with older versions of torch, on the CPU: 10 GB, half an hour on 2 cores
 	for torch in $(TORCHES); do .venv-torch-$$torch/bin/python $(TESTS_WITHOUT_RAY) -p no:cacheprovider tests/decoding/gpu \
@@ -71,8 +72,8 @@ test-torches: $(TORCHES:%=.venv-torch-%/installed)  ## run the tests of a GPU's 
 
 .venv-torch-%/installed: pyproject.toml constraints.txt
 	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
-	grep -vE '^(torch|triton|setuptools)==' constraints.txt > .venv-torch-$*/constraints.txt
-	.venv-torch-$*/bin/python $(PEER_PIP) torch==$* -e ".[dev]" -c .venv-torch-$*/constraints.txt
+	grep -vE '^(torch|triton|setuptools|numpy)==' constraints.txt > .venv-torch-$*/constraints.txt
+	.venv-torch-$*/bin/python $(PEER_PIP) torch==$* 'numpy<2.4' -e ".[dev]" -c .venv-torch-$*/constraints.txt
 	touch $@
 
 test-faults: setup  ## run the fault tests, the slow ones too: about an hour on 2 cores

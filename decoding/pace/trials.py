@@ -180,7 +180,8 @@ class Trials:
         self._rest_speed = 0.0
         if ratio > needed:
             self.is_resting = not self.is_resting
-            self._wait(_LONG_INTERVAL if ratio > _FAST else _INTERVAL)
+            is_dear = self.is_resting and self._has_features  # rows that are under way cannot draft when it wakes
+            self._wait(_LONG_INTERVAL if ratio > _FAST or is_dear else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._waited + self._tried_before + self._tried

@@ -136,6 +136,17 @@ def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest
     assert not trials.keeps_features, "a rest that is settled needs none"
 
 
+@pytest.mark.parametrize(("has_features", "num_rounds"), [(False, 96), (True, 384)])
+def test_a_drafter_whose_rows_cannot_draft_when_it_wakes_is_tried_again_later(has_features, num_rounds):
+    trials, between = Trials(has_features=has_features), 0
+    while not trials.is_resting or trials.is_trial:
+        trials.observe(Round(1.0, 1.0 if trials.is_resting else 1.2), num_rows=16)
+    while not trials.is_trial:
+        between += 1
+        trials.observe(Round(1.0, 1.0), num_rows=16)
+    assert between == num_rounds
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_seems_a_little_faster_does_not_wake(seed):
     rested = shares(lambda number: 0.7 if number < 100 else 1.02, 1.0, noise=0.05, seed=seed)
