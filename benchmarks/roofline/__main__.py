@@ -17,7 +17,7 @@ from benchmarks.harness import listed, show, write_json
 from benchmarks.pair_factory import SHAPES, Shape
 from benchmarks.roofline.estimate import Estimate, Question, answer
 from benchmarks.roofline.gpus import GPUS, Gpu
-from benchmarks.roofline.launched import Layers, Round, can_predict, launched_round
+from benchmarks.roofline.launched import Round, can_predict, launched_round
 from benchmarks.roofline.model_size import ModelSize
 
 _QWEN_8B = SHAPES["8b"]
@@ -84,8 +84,7 @@ def _question(given: argparse.Namespace) -> Question:
 
 
 def _rounds(target: Shape, question: Question, batches: Sequence[int]) -> dict[int, Round]:
-    layers = Layers.of_config(target.config())
-    return {batch: launched_round(question.gpu, layers, question.target, batch, question.context) for batch in batches}
+    return {batch: launched_round(question.gpu, target, question.target, batch, question.context) for batch in batches}
 
 
 def _round(batch: int, found: Round) -> list[str]:

@@ -3,6 +3,7 @@
 From NVIDIA's data sheets of each product (nvidia.com/en-us/data-center/ h100, h200, a100, l4, hgx; read 2026-11).
 Products in bfloat16 are those of dense matrices: half of a figure that is stated "with sparsity". A gigabyte is 10^9
 bytes; the driver shows some per cent more than that, which is about what a process needs besides weights and cache.
+Multiprocessors are those of the SXM5 card in NVIDIA's white paper on the H100, whose processor the H200 has, too.
 """
 
 from dataclasses import dataclass

@@ -20,49 +20,18 @@ from typing import Any
 
 import torch
 
+from benchmarks.pair_factory import Shape
 from benchmarks.roofline.gpus import Gpu
 from benchmarks.roofline.ideal import BANDWIDTH_SHARE, COMPUTE_SHARE, forward_seconds
 from benchmarks.roofline.model_size import Forward, ModelSize
+from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 
 CACHE_BANDWIDTH = 7e12
 KEYS_SHARE = 0.7
 KERNEL_SECONDS = 3e-6
 OTHER_KERNELS = 4  # of a layer: two norms, the heads' rotation, and attention, if a program has all of a row
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
-_SHARED_BYTES, _TAKEN_BYTES, _THREADS = 228 << 10, 1 << 10, 2048  # of one of Hopper's multiprocessors
-_STEP = 64  # inputs of one stage of a tile
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The sizes of a Llama-shaped network."""
-
-    num_layers: int
-    hidden: int
-    inner: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-
-    @classmethod
-    def of_config(cls, config: Any) -> "Layers":
-        """Take them from a transformers configuration."""
-        text = config.get_text_config()
-        heads = text.num_attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // heads
-        kv_heads = text.num_key_value_heads
-        return cls(
-            text.num_hidden_layers, text.hidden_size, text.intermediate_size, heads, kv_heads, size, text.vocab_size
-        )
-
-    @property
-    def products(self) -> tuple[tuple[int, int, int], ...]:
-        """Outputs, inputs, and weights at once of a layer's products."""
-        queries = self.num_query_heads * self.head_size
-        qkv = queries + 2 * self.num_kv_heads * self.head_size
-        of_mlp = (self.inner, self.hidden, 2), (self.hidden, self.inner, 1)
-        return (qkv, self.hidden, 1), (self.hidden, queries, 1), *of_mlp
+_HOPPER = MULTIPROCESSORS[90]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +54,28 @@ def can_predict(gpu: Gpu) -> bool:
     return gpu.num_multiprocessors > 0 and importlib.util.find_spec("triton") is not None
 
 
-def launched_round(gpu: Gpu, layers: Layers, size: ModelSize, num_rows: int, positions_per_row: int) -> Round:
+def launched_round(gpu: Gpu, shape: Shape, size: ModelSize, num_rows: int, positions_per_row: int) -> Round:
     """Return the time of a round of plain decoding. Raises ImportError where there is no Triton."""
     forward = Forward.of_round(num_rows, 1, positions_per_row)
-    head = (layers.vocab_size, layers.hidden, 1)
-    found = [product(gpu, num_rows, *sizes) for sizes in layers.products]
+    *of_layer, head = products_of(shape)
+    found = [product(gpu, num_rows, *sizes) for sizes in of_layer]
     of_head, num_of_head = product(gpu, num_rows, *head)
-    num_kernels = layers.num_layers * (OTHER_KERNELS + sum(number for _, number in found)) + num_of_head
+    num_kernels = shape.layers * (OTHER_KERNELS + sum(number for _, number in found)) + num_of_head
     return Round(
-        products=layers.num_layers * sum(seconds for seconds, _ in found) + of_head,
+        products=shape.layers * sum(seconds for seconds, _ in found) + of_head,
         keys=size.cache_bytes_read(forward) / (KEYS_SHARE * gpu.bandwidth),
         kernels=KERNEL_SECONDS * num_kernels,
         peer=PEER_SECONDS + forward_seconds(gpu, size, forward) / PEER_SHARE,
     )
+
+
+def products_of(shape: Shape) -> tuple[tuple[int, int, int], ...]:
+    """Return outputs, inputs, and weights at once of the products of a layer, and of the head."""
+    size = shape.head_size or shape.hidden // shape.heads
+    queries, keys = shape.heads * size, shape.kv_heads * size
+    of_attention = (queries + 2 * keys, shape.hidden, 1), (shape.hidden, queries, 1)
+    of_mlp = (shape.feed_forward, shape.hidden, 2), (shape.hidden, shape.feed_forward, 1)
+    return *of_attention, *of_mlp, (shape.vocab, shape.hidden, 1)
 
 
 def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_weights: int) -> tuple[float, int]:
@@ -106,7 +84,7 @@ def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_wei
 
     plan = LaunchPlan.of(num_lines, num_outputs, num_inputs, torch.bfloat16, num_weights)
     num_programs = plan.num_tiles * (1 if plan.is_whole else plan.num_parts)
-    places = gpu.num_multiprocessors * at_once(plan.tile, num_weights)
+    places = gpu.num_multiprocessors * num_at_once(plan.tile, num_weights)
     filled = num_programs / (-(-num_programs // places) * places)
     weights = 2 * num_weights * num_outputs * num_inputs
     # Each tile reads its lines and its weights, of all inputs; parts are written and read once more, in float32.
@@ -115,16 +93,13 @@ def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_wei
         cached += 8 * plan.num_parts * num_lines * num_outputs
     lines = -(-num_lines // plan.tile.lines) * plan.tile.lines
     arithmetic = weights * lines / (COMPUTE_SHARE * gpu.flops)
-    seconds = max(
-        weights / (BANDWIDTH_SHARE * gpu.bandwidth), max(cached / CACHE_BANDWIDTH, arithmetic) / min(filled, 1.0)
-    )
+    seconds = max(weights / (BANDWIDTH_SHARE * gpu.bandwidth), max(cached / CACHE_BANDWIDTH, arithmetic) / filled)
     return seconds, 1 if plan.is_whole else 2
 
 
-def at_once(tile: Any, num_weights: int) -> int:
-    """Return how many programs with this tile of `decoding.gpu.linear` one multiprocessor runs at once, by its memory.
+def num_at_once(tile: Any, num_weights: int) -> int:
+    """Return how many programs with a tile of `decoding.gpu.linear` one multiprocessor runs at once.
 
-    Registers allow as many; a test compares both.
+    Registers allow as many as memory and threads do; a test compares them.
     """
-    stage = 2 * _STEP * (tile.lines + num_weights * tile.outputs)
-    return int(min(_SHARED_BYTES // (stage * tile.num_stages + _TAKEN_BYTES), _THREADS // (32 * tile.num_warps)))
+    return _HOPPER.num_at_once(32 * tile.num_warps, tile.bytes_of_stage(num_weights) * tile.num_stages)

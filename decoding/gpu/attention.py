@@ -70,13 +70,13 @@ class _Tile:
         padded_size = max(16, 1 << (head_size - 1).bit_length())
         # Few enough lines for a round's tokens not to leave most of them empty; more where many heads share a KV head,
         # and one instruction of the tensor cores multiplies 64 lines.
-        memory, are_halves = shared_memory(), dtype.itemsize <= 2
-        lines = 64 if group > 4 and (memory >= ROOMY or not are_halves) else 32
-        numbers_at_once = 8192 if are_halves else 2048
+        memory, is_16_bit = shared_memory(), dtype.itemsize <= 2
+        lines = 64 if group > 4 and (memory >= ROOMY or not is_16_bit) else 32
+        numbers_at_once = 8192 if is_16_bit else 2048
         keys = max(16, min(64, numbers_at_once // padded_size, 2048 // lines))
         # Fewer warps are faster (benchmarks/results) where their registers hold all numbers of a tile. Two programs
         # share a multiprocessor then, and one multiplies while the other one waits for keys.
-        num_warps = 4 if padded_size <= 128 and are_halves else 8
+        num_warps = 4 if padded_size <= 128 and is_16_bit else 8
         num_stages = 3 if padded_size <= 128 and memory >= HALF_AS_ROOMY else 2
         return cls(padded_size, lines, keys, num_warps, num_stages)
 

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+_TILES = 2  # another number where tiles add in another order: 2 since attention of 5 and more heads a KV head changed
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 # Bytes of fast memory that a program may have, at least: on an H100 and later; on an A100, and not on a card for games.
 ROOMY, HALF_AS_ROOMY = 200 << 10, 128 << 10
@@ -54,10 +55,10 @@ def shared_memory() -> int:
 
 
 def gpu_kind(device_name: str) -> str:
-    """Return what decides how the kernels round on a GPU: its name, and the compiler."""
+    """Return what decides how the kernels round on a GPU: its name, the compiler, and the version of the tiles."""
     import triton  # it is here if a kernel ran
 
-    return f"{device_name}, triton {triton.__version__}"
+    return f"{device_name}, triton {triton.__version__}, tiles {_TILES}"
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:

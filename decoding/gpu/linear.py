@@ -59,8 +59,12 @@ class _Tile:
 
     def _fitting(self, num_weights: int) -> "_Tile":
         """Return this with as many stages as the GPU's memory of a program has room for."""
-        bytes_of_stage = (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
-        return replace(self, num_stages=max(2, min(self.num_stages, shared_memory() // bytes_of_stage)))
+        most = shared_memory() // self.bytes_of_stage(num_weights)
+        return replace(self, num_stages=max(2, min(self.num_stages, most)))
+
+    def bytes_of_stage(self, num_weights: int) -> int:
+        """Return the fast memory that a step takes of numbers of 16 bits, with so many weights at once."""
+        return (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
 
     def options(self, dtype: torch.dtype) -> dict[str, int | bool]:
         """Return the sizes as the kernels take them."""

@@ -19,7 +19,7 @@ from benchmarks.roofline.ideal import (
     forward_seconds,
     plain_speed,
 )
-from benchmarks.roofline.launched import OTHER_KERNELS, Layers, launched_round, product
+from benchmarks.roofline.launched import OTHER_KERNELS, launched_round, product, products_of
 from benchmarks.roofline.model_size import Forward, ModelSize
 from decoding.gpu.available import is_interpreted
 from tests.decoding.gpu.test_compile import MODELS, launches_of
@@ -136,8 +136,8 @@ def test_a_question_without_a_meaning_is_refused(arguments, message, capsys):
 )
 def test_a_round_on_an_h100_is_predicted_as_its_kernels_are_launched(pair, batch, products, keys, kernels, ratio):
     """An H100 took 6.63 ms for the products of 8b at 128 rows, 7.30 for attention, and 15.0 ms for the round."""
-    config = PAIRS[pair][0].config()
-    found = launched_round(H100, Layers.of_config(config), ModelSize.of_config(config), batch, CONTEXT)
+    shape = PAIRS[pair][0]
+    found = launched_round(H100, shape, size(shape), batch, CONTEXT)
     times = (1e3 * found.products, 1e3 * found.keys, 1e3 * found.kernels)
     assert times == pytest.approx((products, keys, kernels), abs=0.05)
     assert found.peer / found.seconds == pytest.approx(ratio, abs=0.005)
@@ -152,9 +152,6 @@ def test_more_programs_than_fit_at_once_take_another_wave():
 @pytest.mark.skipif(is_interpreted(), reason="a kernel is recorded or interpreted")
 def test_the_prediction_counts_the_kernels_that_a_layer_launches():
     launched = Counter(launch.kernel.fn.__name__ for launch in launches_of(MODELS["Llama-3.1-8B"], 128, 1))
-    layers = Layers.of_config(PAIRS["llama-3.1-8b"][0].config())
-    head = (layers.vocab_size, layers.hidden, 1)
-    assert sum(product(H100, 128, *sizes)[1] for sizes in (*layers.products, head)) == (
-        launched["multiply"] + launched["add_parts"]
-    )
+    num_of_products = sum(product(H100, 128, *sizes)[1] for sizes in products_of(PAIRS["llama-3.1-8b"][0]))
+    assert num_of_products == launched["multiply"] + launched["add_parts"]
     assert 2 * launched["rms_norm"] + launched["split_heads"] + launched["attend"] + launched["merge"] == OTHER_KERNELS

@@ -20,32 +20,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 
-@dataclass(frozen=True)
-class Multiprocessor:
-    """What programs share that run on one multiprocessor of a GPU at the same time."""
-
-    shared_bytes: int  # a program may have all of them, but for what each program takes beside
-    num_threads: int
-    num_registers: int = 1 << 16
-    taken_bytes: int = 1 << 10  # of shared memory, beside a program's own
-
-    @property
-    def shared_bytes_of_a_program(self) -> int:
-        return self.shared_bytes - self.taken_bytes
-
-
-# By compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
-MULTIPROCESSORS = {
-    80: Multiprocessor(164 << 10, 2048),
-    89: Multiprocessor(100 << 10, 1536),
-    90: Multiprocessor(228 << 10, 2048),
-    100: Multiprocessor(228 << 10, 2048),
-    120: Multiprocessor(100 << 10, 1536),
-}
 # One kind of GPU in `make test`, and each in `make gpu-miniature`.
-_slow = pytest.mark.slow
-CAPABILITIES = [pytest.param(80, marks=_slow), 90, pytest.param(100, marks=_slow), pytest.param(120, marks=_slow)]
+KINDS = (80, 90, 100, 120)
+CAPABILITIES = [each if each == 90 else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
 _TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -127,11 +106,9 @@ class Compiled:
 
     @property
     def num_at_once(self) -> int:
-        """The programs that one multiprocessor runs at the same time; registers are given out by eights."""
+        """The programs that one multiprocessor runs at the same time."""
         here = MULTIPROCESSORS[self.capability]
-        by_registers = here.num_registers // (-(-self.num_registers // 8) * 8 * self.num_threads)
-        by_memory = here.shared_bytes // (self.num_shared_bytes + here.taken_bytes)
-        return min(by_registers, by_memory, here.num_threads // self.num_threads)
+        return here.num_at_once(self.num_threads, self.num_shared_bytes, self.num_registers)
 
     @property
     def tensor_core_instructions(self) -> set[str]:

@@ -1,7 +1,8 @@
 """What programs of our kernels take of a GPU's multiprocessor: `make gpu-kernels`, which compiles and needs no GPU."""
 
 from benchmarks.harness import show_lines
-from tests.decoding.gpu.compiled import MULTIPROCESSORS
+from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
+from tests.decoding.gpu.compiled import KINDS
 from tests.decoding.gpu.test_compile import compiled_programs
 
 COLUMNS = (
@@ -16,8 +17,8 @@ _TELL_APART = ("LINES", "OUTPUTS", "KEYS", "GROUP", "IS_GATED", "IS_PART")
 
 
 def main() -> None:
-    """Print a table for each kind of GPU but sm_89, whose layers are compiled as those of sm_120."""
-    for capability in (80, 90, 100, 120):
+    """Print a table for each kind of GPU for which the tests compile layers."""
+    for capability in KINDS:
         lines = []
         for name, launch, found in compiled_programs(capability):
             arguments = {each: launch.arguments[each] for each in _TELL_APART if each in launch.arguments}

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 from decoding.gpu import fp8_linear
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import fp8_linear as kernels
-from tests.decoding.gpu.compiled import CAPABILITIES, MULTIPROCESSORS, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 from decoding import SamplingParams
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import picks as kernels
 from decoding.gpu.pick_table import PickTable
 from decoding.gpu.picks import Counted, PickInputs, pick
-from tests.decoding.gpu.compiled import CAPABILITIES, MULTIPROCESSORS, Launch, recorded
+from tests.decoding.gpu.compiled import CAPABILITIES, Launch, recorded
 from tests.decoding.gpu.operations import Operations
 
 pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled or interpreted")
