@@ -20,7 +20,7 @@ class Multiprocessor:
         return self.shared_bytes - self.taken_bytes
 
     def num_at_once(self, num_threads: int, shared_bytes: int, num_registers: int = 1) -> int:
-        """Return how many programs run at once that have so many threads, shared bytes, and registers of a thread."""
+        """Return how many programs run at once that have these threads, shared bytes, and registers of a thread."""
         registers = -(-num_registers // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
         by_registers = self.num_registers // (registers * num_threads)
         by_memory = self.shared_bytes // (shared_bytes + self.taken_bytes)

@@ -63,7 +63,7 @@ class _Tile:
         return replace(self, num_stages=max(2, min(self.num_stages, most)))
 
     def bytes_of_stage(self, num_weights: int) -> int:
-        """Return the fast memory that a step takes of numbers of 16 bits, with so many weights at once."""
+        """Return the fast memory that a step takes of numbers of 16 bits, with one weight or two at once."""
         return (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
 
     def options(self, dtype: torch.dtype) -> dict[str, int | bool]:
