@@ -154,6 +154,9 @@ def _of_rounds(measured: Measured, what: str) -> Iterator[Finding]:
     milliseconds, busy = measured["seconds_per_round"] * 1e3, measured["busy_share"]
     speed = measured["tokens_per_round"] / measured["seconds_per_round"]
     yield Finding(f"{what}, a round", f"{milliseconds:.2f} ms, {speed:,.0f} tokens/s, the GPU works for {busy:.0%}")
+    if (predicted := measured.get("predicted_seconds")) is not None:
+        more = measured["seconds_per_round"] / predicted - 1
+        yield Finding("predicted by benchmarks.roofline", f"{predicted * 1e3:.2f} ms; it takes {more:+.0%}")
     yield Finding(f"{what}, prompts", f"{measured['prompt_tokens_per_second']:,.0f} tokens/s")
     waits, launches = measured["waits_per_round"], measured["launches_per_round"]
     most = MOST_WAITS + 1 / measured["num_rounds"]  # the profiler waits once, at its end

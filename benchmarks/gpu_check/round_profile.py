@@ -17,6 +17,9 @@ import torch
 from benchmarks.gpu_check.pair import ACCEPTANCE, DTYPE, SIZE
 from benchmarks.harness import listed, write_json
 from benchmarks.pair_factory import SHAPES, cached_pair
+from benchmarks.roofline.gpus import gpu_of
+from benchmarks.roofline.launched import can_predict, launched_round
+from benchmarks.roofline.model_size import ModelSize
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding import Sequence as Row
 from decoding.engine.load import Parts, load_parts
@@ -87,8 +90,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profiles = []
     for num_drafted in given.drafted:
         profiles.append({"drafted": num_drafted, **_profile(parts, given.batch, num_drafted)})
+        if not num_drafted:
+            profiles[-1]["predicted_seconds"] = predicted_seconds(torch.cuda.get_device_name(), given.batch)
         write_json(given.json, {"batch": given.batch, "profiles": profiles})
     return 0
+
+
+def predicted_seconds(device_name: str, batch: int) -> float | None:
+    """Return what `benchmarks.roofline` says of a round without drafts; None of a GPU that it does not know."""
+    gpu, shape = gpu_of(device_name), SHAPES[SIZE]
+    if gpu is None or not can_predict(gpu):
+        return None
+    size = ModelSize.of_config(shape.config())
+    assert size is not None, "the pair is of the kind that is counted"
+    return launched_round(gpu, shape, size, batch, _PROMPT_TOKENS + _WARM_UP + _NUM_ROUNDS // 2).seconds
 
 
 def _options(batch: int, num_drafted: int) -> EngineOptions:

@@ -16,7 +16,7 @@ from benchmarks.gpu_check.__main__ import main, run_missing
 from benchmarks.gpu_check.parts import MINIATURE, PARTS, Part, select
 from benchmarks.gpu_check.progress import counts_so_far
 from benchmarks.gpu_check.results import PartResult, keep, read_results
-from benchmarks.gpu_check.round_profile import Event, summary
+from benchmarks.gpu_check.round_profile import Event, predicted_seconds, summary
 from tests.benchmarks.conftest import made_up, made_up_report
 
 DECODER_PARTS = [part for part in MINIATURE if part.line.startswith("benchmarks.decoder ")]
@@ -248,6 +248,14 @@ def test_a_profile_tells_the_share_of_the_time_in_which_the_gpu_works():
     found |= {"waits_per_round": 2.0, "launches_per_round": 61.0}
     _, _, waits, launches, *_ = findings.of_profile({"profiles": [found]}, {})
     assert (waits.is_met, launches.is_met) == (False, False)
+    found["predicted_seconds"] = 40e-6
+    _, predicted, *_ = findings.of_profile({"profiles": [found]}, {})
+    assert predicted.found == "0.04 ms; it takes +25%"
+
+
+def test_the_profiled_round_of_a_gpu_is_predicted_and_that_of_an_unknown_one_is_not():
+    assert predicted_seconds("NVIDIA H100 80GB HBM3", 64) == pytest.approx(12.1e-3, rel=0.02)  # docs/log.md
+    assert predicted_seconds("a GPU without limits", 64) is None
 
 
 def test_a_tile_that_another_one_beats_is_named():
