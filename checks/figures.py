@@ -12,6 +12,7 @@ learning.json                        `python -m benchmarks.learning`            
 forms.json, -fixed.json, -grown.json `python -m benchmarks.forms`                   docs/structured.md
 scale.json                           `python -m benchmarks.scale commands`          docs/scale.md
 predictions.json, -smollm2.json      `python -m benchmarks.predictions`             docs/auditing.md
+real-*.json                          `make bench-real`                              docs/speed.md
 
 Without arguments it compares the pages with these files and returns 1 if they differ, or if a file does not show what
 is claimed of it. tests/jobs/test_demo.py compares the lines with a demo.
@@ -30,12 +31,15 @@ import pyarrow.dataset as ds
 from checks import ROOT
 from checks.tables import (
     COUNTED,
+    PEERS,
     demo_table,
     forms_table,
     heads_table,
     learned_table,
     noise_table,
     predictions_table,
+    real_speeds,
+    real_table,
     rows_at_once,
     scale_table,
     speed_table,
@@ -47,6 +51,7 @@ SPEED, HEADS, TREES = RESULTS / "bundled-drafts.json", RESULTS / "trained-heads.
 LEARNED, SCALE = RESULTS / "learning.json", RESULTS / "scale.json"
 FORMS = [RESULTS / f"forms{name}.json" for name in ("", "-fixed", "-grown")]
 PREDICTED = [RESULTS / f"predictions{name}.json" for name in ("", "-smollm2")]
+REAL = sorted(RESULTS.glob("real-*.json"), reverse=True)
 README, SPEEDS = ROOT / "README.md", ROOT / "docs/speed.md"
 LEARNING, STRUCTURED = ROOT / "docs/learning.md", ROOT / "docs/structured.md"
 LARGE, AUDITS = ROOT / "docs/scale.md", ROOT / "docs/auditing.md"
@@ -74,13 +79,14 @@ def main(arguments: Sequence[str]) -> int:
             writer.writeheader()
             writer.writerows(lines)
     drafts, heads, trees, learned, scale = (_read(path) for path in (SPEED, HEADS, TREES, LEARNED, SCALE))
-    forms, predicted = ([_read(path) for path in paths] for paths in (FORMS, PREDICTED))
+    forms, predicted, real = ([_read(path) for path in paths] for paths in (FORMS, PREDICTED, REAL))
     is_stale = False
     for page, what, shown in (
         (README, "the demo", demo_table({draft: read_lines(draft) for draft in LINES}, heads)),
         (SPEEDS, "speed", speed_table(drafts)),
         (SPEEDS, "heads", heads_table(heads)),
         (SPEEDS, "noise", noise_table(trees)),
+        (SPEEDS, "real models", real_table(real)),
         (LEARNING, "learning", learned_table(learned)),
         (STRUCTURED, "forms", forms_table(forms)),
         (LARGE, "scale", scale_table(scale)),
@@ -95,10 +101,10 @@ def main(arguments: Sequence[str]) -> int:
         elif written != before:
             is_stale = True
             sources = ", ".join(
-                path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE, *PREDICTED)
+                path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE, *PREDICTED, *REAL)
             )
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
-    lost = [claim for claim, holds in claims(drafts, heads, learned, forms, trees, predicted) if not holds]
+    lost = [claim for claim, holds in claims(drafts, heads, learned, forms, trees, predicted, real) if not holds]
     for claim in lost:
         print(f"the recorded figures do not show that {claim}", file=sys.stderr)
     return int(is_stale or bool(lost))
@@ -131,6 +137,7 @@ def claims(
     forms: Sequence[dict[str, Any]],
     trees: dict[str, Any],
     predicted: Sequence[dict[str, Any]],
+    real: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is said of recorded figures, and whether they show it."""
     for line in (*drafts["lines"], *heads["lines"]):
@@ -157,6 +164,12 @@ def claims(
         if "none" not in line["work"]:
             where = f"{line['work']}, {line['dtype']}, {rows_at_once(line['rows_at_once'])} at once"
             yield f"old texts cost at most a twentieth of the speed ({where})", line["times_plain"] >= 0.95
+    for run in real:
+        speeds = real_speeds(run)
+        for (peer, batch), theirs in speeds.items():
+            if peer in PEERS:
+                where = f"{run['options']['pair']}, {run['options']['dtype']}, {rows_at_once(batch)} at once"
+                yield f"plain decoding is as fast as {PEERS[peer]} ({where})", speeds["plain", batch] >= theirs
     lines = {(line["draft"], line["kind"]): line for line in learned["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():

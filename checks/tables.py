@@ -1,12 +1,20 @@
 """The tables of figures in documents, of recorded files: what `checks.figures` writes and compares."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.counts import Counts
 
 COUNTED = ("num_output_tokens", "num_rounds", "num_draft_tokens", "num_accepted_tokens")
 _OF_HEADS = "drafts --heads out/heads"  # the benchmark that measures them
+PEERS = {  # configurations of benchmarks.decoder
+    "transformers-looped": "transformers",
+    "transformers-batched": "transformers, batched",
+    "openvino": "openvino-genai",
+    "vllm": "vLLM",
+    "llamacpp": "llama.cpp",
+}
 
 
 def demo_table(lines_by_draft: dict[str, list[dict[str, str]]], heads: dict[str, Any]) -> str:
@@ -183,6 +191,32 @@ def predictions_table(runs: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def real_table(runs: Sequence[dict[str, Any]]) -> str:
+    """Return how fast plain decoding of real models is beside other systems, in runs of benchmarks.decoder."""
+    rows = [["model", "dtype", "rows at once", "Dray", *PEERS.values()]]
+    for run in runs:
+        options, speeds = run["options"], real_speeds(run)
+        for batch in options["batches"]:
+            ours = speeds["plain", batch]
+            beside = (speeds.get((peer, batch)) for peer in PEERS)
+            cells = ["-" if theirs is None else f"{theirs:,.1f} ({ours / theirs:.2f})" for theirs in beside]
+            rows.append([Path(options["pair"]).stem, options["dtype"], str(batch), f"{ours:,.1f}", *cells])
+    machine, options = runs[0]["machine"], runs[0]["options"]
+    where = f"{machine['processor']}, {_threads(machine)}, {runs[0]['date'].split()[0]}"
+    return (
+        "Tokens a second of plain decoding of two models as PyPI has them, and of other systems in turns with it, in "
+        f"brackets how many times their speed Dray has (`make bench-real`; {where}; greedy, {options['new_tokens']} "
+        f"tokens a row, medians of {options['repeats']}). In float32 Dray reads the codes of the file as they are and "
+        "adds exact products; in bfloat16 it has weights of that type, as the others have of either. llama.cpp reads "
+        "the codes and rounds activations to 8 bits, whatever the dtype.\n\n" + _markdown(rows)
+    )
+
+
+def real_speeds(run: dict[str, Any]) -> dict[tuple[str, int], float]:
+    """Return tokens a second by the system and the rows at once; plain decoding of ours is called plain."""
+    return {(each["name"], each["batch"]): each["figures"]["tokens_per_second"] for each in run["results"]}
+
+
 def rows_at_once(number: int) -> str:
     """Return "1 row" or "16 rows"."""
     return f"{number} row{'s' if number > 1 else ''}"
@@ -198,11 +232,15 @@ def _plain_speed(line: dict[str, Any]) -> str:
 
 def _measured(found: dict[str, Any], benchmark: str) -> str:
     """Return what figures of `benchmarks.drafts` were measured with: the command, the machine and its settings."""
-    settings, machine, threads = found["settings"], found["machine"], found["machine"]["threads"]
-    where = f"{machine['processor']}, {threads} thread{'s' if threads > 1 else ''}, {found['date']}"
+    settings, machine = found["settings"], found["machine"]
+    where = f"{machine['processor']}, {_threads(machine)}, {found['date']}"
     how = f"{settings['dtype']}, temperature {settings['temperature']:g}"
     repeats = f"; medians of {settings['repeats']}" if found["lines"] else ""
     return f"`python -m benchmarks.{benchmark}`; {where}; {how}{repeats}"
+
+
+def _threads(machine: dict[str, Any]) -> str:
+    return f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
 
 
 def _times(line: dict[str, Any] | None, *, is_plain: bool) -> str:
