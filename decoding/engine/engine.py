@@ -17,22 +17,18 @@ from decoding.device import Device, give_back_freed_memory
 from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
+from decoding.engine.lanes import Costs, Learned, Turn, load_in_turn, make_lanes, measured_costs
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
-from decoding.engine.measured_costs import measured
 from decoding.engine.options import DraftVocabulary, EngineOptions
-from decoding.engine.rounds.lane import Lane, divide_slots, rounds_ahead
+from decoding.engine.rounds.lane import Lane
 from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
-from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import FixedSchedule
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
-# Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
-_MAX_PREFILL_TOKENS = (512, 2048)
 _MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
 _MAX_LOSSES_ALONE = 2  # over a scored row
 
@@ -45,7 +41,7 @@ class Engine(TokenEngine):
         pairs: Seq[tuple[Target, Drafter]],
         options: EngineOptions,
         max_model_len: int,
-        costs: CostTable | None = None,
+        costs: Costs = None,
         grammars: Grammars | None = None,
     ) -> None:
         """Take a target and a drafter for each lane; without `costs` each row drafts the most tokens that it may.
@@ -63,7 +59,7 @@ class Engine(TokenEngine):
         self.lanes = self._make_lanes(pairs, costs)
         self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
-            lambda: [lane.schedule.recent_drafts for lane in self.lanes],
+            lambda: [schedule.recent_drafts for lane in self.lanes for schedule in lane.schedules],
             self._live_weights,
             self._forget_draft,
         )
@@ -82,33 +78,28 @@ class Engine(TokenEngine):
         num_lanes: int = 1,
         draft_vocabulary: DraftVocabulary = "same",
         tokenizer: str | None = None,
+        turns: Seq[Turn] = (),
     ) -> "Engine":
         """Load an engine over the models at these paths. Raises ValueError if it cannot work.
 
         With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
         loaded and checked already; it keeps `num_lanes` lanes busy. A draft model with another tokenizer needs the
-        `draft_vocabulary` "map". Grammars read the `tokenizer` in a folder, by default the target's.
+        `draft_vocabulary` "map". Grammars read the `tokenizer` in a folder, by default the target's. Drafters that take
+        `turns` stand in the place of `draft`.
         """
         options = options or EngineOptions()
-        parts = load_parts(
-            target,
-            draft,
-            options,
-            device,
-            dtype,
-            remote,
-            target_model,
-            num_lanes,
-            draft_vocabulary=draft_vocabulary,
-            tokenizer=tokenizer,
-        )
-        return cls.over(parts, options)
+
+        def load(draft: str | None, options: EngineOptions, target_model: Target | None = target_model) -> Parts:
+            own = (device, dtype, remote, target_model, num_lanes, draft_vocabulary, tokenizer)
+            return load_parts(target, draft, options, *own)
+
+        return cls.over(load_in_turn(turns, options, load) if turns else load(draft, options), options)
 
     @classmethod
     def over(cls, parts: Parts, options: EngineOptions, costs: CostTable | None = None) -> "Engine":
         """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
-        pairs, costs = measured(parts, options, costs)
-        engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
+        pairs, found = measured_costs(parts, options, costs)
+        engine = cls(pairs, options, parts.max_model_len, found, parts.grammars)
         engine._parts, engine.fallback = parts, parts.fallback
         give_back_freed_memory()
         return engine
@@ -123,40 +114,32 @@ class Engine(TokenEngine):
         self._earlier_round_seconds = self.round_seconds
         while self.lanes:
             self.lanes.pop().close()
-        if self._parts.draft is not None:
-            self._parts.draft.release()
+        for draft in {id(each.draft): each.draft for each in self._parts.in_turn}.values():
+            if draft is not None:
+                draft.release()
         self.options = replace(self.options, num_slots=num_slots)
         self._open(self._parts)
 
     def _open(self, parts: Parts) -> None:
-        self.lanes = self._make_lanes(*measured(parts, self.options))
+        learned = self.learned
+        self.lanes = self._make_lanes(*measured_costs(parts, self.options))
+        self.hear(learned)
         give_back_freed_memory()
 
-    def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
-        slots, most = divide_slots(self.options.slots, len(pairs)), self.options.num_speculative_tokens
-        budget = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
-        lanes = []
-        for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
-            schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
-            rule = RULES[self.options.verification]
-            if (ahead := rounds_ahead(target, drafter, rule, num_slots)) is not None:
-                schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
-            if not schedule.would_draft(num_slots):
-                drafter.rest()
-            lanes.append(
-                Lane(
-                    target,
-                    drafter,
-                    schedule,
-                    self._waiting,
-                    num_slots=num_slots,
-                    max_model_len=self.max_model_len,
-                    max_prefill_tokens=-(-budget // len(slots)),
-                    rule=rule,
-                    ahead=ahead,
-                )
-            )
-        return lanes
+    def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: Costs) -> list[Lane]:
+        return make_lanes(pairs, self.options, self.max_model_len, costs, self._waiting)
+
+    @property
+    def learned(self) -> Learned | None:
+        """What it has learned of the drafters that take turns; None if there is one."""
+        if self._parts is None or not self._parts.others or not self.lanes:
+            return None
+        return Learned.of(self._parts, self.lanes[0].schedule.trials)
+
+    def hear(self, learned: Learned | None) -> None:
+        """Learn, between two steps, what another engine has learned: its fastest drafter begins, or is tried soon."""
+        if learned is not None and self._parts is not None and self._parts.others and self.lanes:
+            learned.teach(self._parts, self.lanes[0].schedule.trials)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences, each with the matcher of its grammar."""
@@ -243,7 +226,7 @@ class Engine(TokenEngine):
             self._ended.append(sequence)
 
     def _live_weights(self) -> LiveWeights:
-        draft = None if self._parts is None else self._parts.draft
+        draft = None if self._parts is None or self._parts.others else self._parts.draft
         live = draft.weights if draft is not None else self.lanes[0].drafter.weights if self.lanes else None
         if live is None:
             where = "in another process" if self.has_remote_drafts else "without a draft model or head"
