@@ -25,7 +25,6 @@ from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
-from decoding.pace.cost_table import CostTable
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
@@ -96,7 +95,7 @@ class Engine(TokenEngine):
         return cls.over(load_in_turn(turns, options, load) if turns else load(draft, options), options)
 
     @classmethod
-    def over(cls, parts: Parts, options: EngineOptions, costs: CostTable | None = None) -> "Engine":
+    def over(cls, parts: Parts, options: EngineOptions, costs: Costs = None) -> "Engine":
         """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
         pairs, found = measured_costs(parts, options, costs)
         engine = cls(pairs, options, parts.max_model_len, found, parts.grammars)

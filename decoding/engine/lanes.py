@@ -84,7 +84,7 @@ def load_in_turn(turns: Seq[Turn], options: EngineOptions, load: LoadParts) -> P
 
 
 def measured_costs(
-    parts: Parts, options: EngineOptions, costs: CostTable | None = None
+    parts: Parts, options: EngineOptions, costs: Costs = None
 ) -> tuple[list[tuple[Target, Drafter]], Costs]:
     """Return a target and a drafter for each lane, and what they cost where draft lengths adapt, as `measured` does.
 
@@ -92,14 +92,17 @@ def measured_costs(
     compared by it.
     """
     if not parts.others:
+        assert not isinstance(costs, tuple), "one drafter has one table"
         return measured(parts, options, costs)
     slots, tables = options.slots, dict[object, CostTable]()
-    for each in parts.in_turn:
-        tables[_key(each)] = tables.get(_key(each)) or costs_of(each, options, slots)
-    widest = max(tables.values(), key=lambda table: table.target[-1])
-    same = {"target": widest.target, "round_seconds": widest.round_seconds, "position_seconds": widest.position_seconds}
+    if costs is None:
+        for each in parts.in_turn:
+            tables[_key(each)] = tables.get(_key(each)) or costs_of(each, options, slots)
+        like = max(tables.values(), key=lambda table: table.target[-1])
+        same = {"target": like.target, "round_seconds": like.round_seconds, "position_seconds": like.position_seconds}
+        costs = tuple(replace(tables[_key(each)], **same) for each in parts.in_turn)
     drafter = parts.make_drafter(0, parts.target, slots, options.num_speculative_tokens)
-    return [(parts.target, drafter)], tuple(replace(tables[_key(each)], **same) for each in parts.in_turn)
+    return [(parts.target, drafter)], costs
 
 
 def _key(parts: Parts) -> tuple[object, ...]:
