@@ -6,6 +6,7 @@ from pathlib import Path
 
 from actors.engines import backend_of
 from actors.settings import GeneratorSettings
+from decoding.cache.footprint import GIB
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 
@@ -20,6 +21,37 @@ class Candidates:
     named: tuple[str, ...]  # as the configuration has them
     found: tuple[Pair, ...]
     left_out: tuple[str, ...]  # with the reasons
+
+    @property
+    def turns(self) -> tuple[Pair, ...]:
+        """Those that can take turns in an engine, which rests without a draft: the likeliest first."""
+        kinds = ("head", "model", "lookup")
+        drafting = [pair for pair in self.found if pair[0] != "none"]
+        own = {draft: name for name, draft in reversed(drafting)}  # a draft's own drafter is found before its hybrid
+        return tuple(sorted(drafting, key=lambda pair: kinds.index(_kind(own[pair[1]], pair[1]))))
+
+    def why_no_turns(self, settings: GeneratorSettings, memory: int | None) -> str:
+        """Return why they do not take turns in engines that hold this memory in bytes, if that is known; else nothing.
+
+        All are loaded beside the target then.
+        """
+        from actors.engines.footprint import footprint
+
+        drafts = dict.fromkeys(draft for _, draft in self.turns if draft is not None)
+        if settings.models.device != "cpu":
+            return "they take turns on CPUs alone"
+        if settings.engine.draft_length != "adaptive":
+            return (
+                f"they take turns where draft lengths adapt, and engine.draft_length is {settings.engine.draft_length}"
+            )
+        if len(self.turns) < 2:
+            return "there is one drafter"
+        named = [settings.with_draft(name, draft) for name, draft in self.turns if draft in drafts]
+        own = {each.models.draft: footprint(each, str(each.models.draft)).total for each in named}
+        target = footprint(settings, settings.models.target).total
+        if sum(own.values()) > (target if memory is None else memory - target):
+            return f"the drafts take {sum(own.values()) / GIB:.2f} GiB beside the {target / GIB:.2f} GiB of the target"
+        return ""
 
     @classmethod
     def of(cls, settings: GeneratorSettings, named: Sequence[str]) -> "Candidates":
@@ -37,6 +69,10 @@ class Candidates:
         if not found:
             raise none_left(left_out)
         return cls(tuple(named), tuple(found), tuple(left_out))
+
+
+def _kind(drafter: DrafterName, draft: str | None) -> str:
+    return "lookup" if draft is None else "model" if drafter == "model" else "head"
 
 
 def none_left(left_out: Sequence[str]) -> ValueError:

@@ -22,9 +22,10 @@ from benchmarks.harness import parser_of, say, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from benchmarks.self_tuning.workloads import WORKLOADS, Workload, make_bad_draft, read_prompts
 from decoding import Engine, EngineOptions
-from decoding.engine.lanes import Costs, Learned, load_in_turn
+from decoding.engine.lanes import Costs, load_in_turn
 from decoding.engine.load import Parts, load_parts
 from decoding.network.target import Target
+from decoding.pace.learned import Learned
 from decoding.turns import Table, one_repeat
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
 
@@ -103,7 +104,9 @@ def line_of(workload: Workload, prompts: list[list[int]], bad_draft: Path, optio
 
     def ways(named: Mapping[str, str], num_rows: int, most: float = float("inf")) -> Mapping[str, Any]:
         make = {name: partial(engines.make, setting) for name, setting in named.items()}
-        return {name: engine_way(each, lambda _: workload.rows(prompts, num_rows), 1, most) for name, each in make.items()}
+        return {
+            name: engine_way(each, lambda _: workload.rows(prompts, num_rows), 1, most) for name, each in make.items()
+        }
 
     num_rows = few = 4 * workload.rows_at_once
     fixed = {name: name for name in engines.parts if name != TUNED}
@@ -126,7 +129,9 @@ def line_of(workload: Workload, prompts: list[list[int]], bad_draft: Path, optio
     for repeat in range(options.repeats):
         made: dict[str, Engine] = {}
         running = {
-            name: engine_way(_kept(made, name, partial(engines.make, setting)), lambda _: workload.rows(prompts, num_rows))
+            name: engine_way(
+                _kept(made, name, partial(engines.make, setting)), lambda _: workload.rows(prompts, num_rows)
+            )
             for name, setting in named.items()
         }
         for name, found in one_repeat(running, repeat).items():
@@ -172,7 +177,7 @@ def _kept(made: dict[str, Engine], name: str, make: Callable[[], Engine]) -> Cal
 def markdown(lines: list[dict[str, Any]]) -> list[str]:
     """Return the table of docs/speed.md."""
     found = [
-        "| workload | temperature | best fixed setting | tokens/s | times plain | in turn: whole time | best again | led |",
+        "| workload | temperature | best fixed setting | tokens/s | times plain | in turn | best again | led |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for line in lines:

@@ -21,7 +21,9 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
-_TEXTS = 64  # that were begun while a lookup heard of nothing, and that it learns: more of them take longer than a trial
+_TEXTS = (
+    64  # that were begun while a lookup heard of nothing, and that it learns: more of them take longer than a trial
+)
 
 
 class InTurn(Drafter):
@@ -168,7 +170,7 @@ def _all_of(parts: Iterable[Drafter]) -> FeatureTap | None:
     def receive(
         slots: Seq[int], starts: Seq[int], lengths: Seq[int], tokens_N: torch.Tensor, features_NH: torch.Tensor
     ) -> None:
-        for tap, own_NH in zip(taps, features_NH.split(widths, dim=1), strict=True):
+        for tap, own_NH in zip(taps, torch.split(features_NH, widths, dim=1), strict=True):
             tap.receive(slots, starts, lengths, tokens_N, own_NH)
 
     return FeatureTap(layer_ids, project, receive, any(tap.is_dear for tap in taps))

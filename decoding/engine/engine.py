@@ -17,7 +17,7 @@ from decoding.device import Device, give_back_freed_memory
 from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
-from decoding.engine.lanes import Costs, Learned, Turn, load_in_turn, make_lanes, measured_costs
+from decoding.engine.lanes import Costs, Turn, load_in_turn, make_lanes, measured_costs
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.engine.rounds.lane import Lane
@@ -25,6 +25,7 @@ from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
+from decoding.pace.learned import Learned
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
@@ -55,6 +56,7 @@ class Engine(TokenEngine):
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
+        self._learned_before: Learned | None = None  # in them
         self.lanes = self._make_lanes(pairs, costs)
         self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
@@ -111,6 +113,7 @@ class Engine(TokenEngine):
         assert self._parts is not None, "only an engine that was loaded can be resized"
         self.evict(self.in_flight)
         self._earlier_round_seconds = self.round_seconds
+        self._learned_before = self.learned or self._learned_before
         while self.lanes:
             self.lanes.pop().close()
         for draft in {id(each.draft): each.draft for each in self._parts.in_turn}.values():
@@ -120,9 +123,8 @@ class Engine(TokenEngine):
         self._open(self._parts)
 
     def _open(self, parts: Parts) -> None:
-        learned = self.learned
         self.lanes = self._make_lanes(*measured_costs(parts, self.options))
-        self.hear(learned)
+        self.hear(self._learned_before)
         give_back_freed_memory()
 
     def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: Costs) -> list[Lane]:
@@ -130,15 +132,22 @@ class Engine(TokenEngine):
 
     @property
     def learned(self) -> Learned | None:
-        """What it has learned of the drafters that take turns; None if there is one."""
-        if self._parts is None or not self._parts.others or not self.lanes:
-            return None
-        return Learned.of(self._parts, self.lanes[0].schedule.trials)
+        names = self._names
+        return Learned.of(names, self.lanes[0].schedule.trials) if names and self.lanes else None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The drafts that were to take turns and cannot, and why."""
+        return () if self._parts is None else self._parts.left_out
+
+    @property
+    def _names(self) -> list[str]:
+        """Those of the drafters that take turns; none where there is one."""
+        return [] if self._parts is None or not self._parts.others else [each.name for each in self._parts.in_turn]
 
     def hear(self, learned: Learned | None) -> None:
-        """Learn, between two steps, what another engine has learned: its fastest drafter begins, or is tried soon."""
-        if learned is not None and self._parts is not None and self._parts.others and self.lanes:
-            learned.teach(self._parts, self.lanes[0].schedule.trials)
+        if learned is not None and (names := self._names) and self.lanes:
+            learned.teach(names, self.lanes[0].schedule.trials)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences, each with the matcher of its grammar."""

@@ -1,9 +1,8 @@
-"""The lanes of an engine: each with a target, a drafter, and schedules. Where drafters take turns, there is one lane."""
+"""The lanes of an engine, each with a target, a drafter and schedules. Where drafters take turns there is one lane."""
 
 from collections import deque
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from decoding.network.target import Target
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
 from decoding.pace.schedule import FixedSchedule, Schedule
-from decoding.pace.trials import REST, Tally, Trials
+from decoding.pace.trials import Trials
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
@@ -27,29 +26,6 @@ from decoding.sequence import Sequence
 _MAX_PREFILL_TOKENS = (512, 2048)
 Turn = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, a hub name, or the target's own head
 Costs = CostTable | tuple[CostTable, ...] | None  # of the drafter, or of each that takes turns
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What an engine has learned of the drafters that take turns in it, by their names; "none" is rest."""
-
-    leader: str  # the fastest
-    ratios: Mapping[str, float]  # of those that were tried beside it, their speed over its
-    tallies: Mapping[str, Tally]
-
-    @classmethod
-    def of(cls, parts: Parts, trials: Trials) -> "Learned":
-        """Return what the trials of an engine's only lane have found."""
-        names = {REST: "none"} | {way: each.name for way, each in enumerate(parts.in_turn)}
-        ratios = {names[way]: ratio for way, ratio in trials.ratios.items()}
-        return cls(names[trials.settled], ratios, {names[way]: tally for way, tally in trials.tallies.items()})
-
-    def teach(self, parts: Parts, trials: Trials) -> None:
-        """Tell the trials of another engine, which may have other drafters."""
-        ways = {"none": REST} | {each.name: way for way, each in enumerate(parts.in_turn)}
-        if self.leader in ways:
-            ratios = {ways[name]: ratio for name, ratio in self.ratios.items() if name in ways}
-            trials.begin_with(ways[self.leader], ratios)
 
 
 class LoadParts(Protocol):
@@ -99,8 +75,15 @@ def measured_costs(
         for each in parts.in_turn:
             tables[_key(each)] = tables.get(_key(each)) or costs_of(each, options, slots)
         like = max(tables.values(), key=lambda table: table.target[-1])
-        same = {"target": like.target, "round_seconds": like.round_seconds, "position_seconds": like.position_seconds}
-        costs = tuple(replace(tables[_key(each)], **same) for each in parts.in_turn)
+        costs = tuple(
+            replace(
+                tables[_key(each)],
+                target=like.target,
+                round_seconds=like.round_seconds,
+                position_seconds=like.position_seconds,
+            )
+            for each in parts.in_turn
+        )
     drafter = parts.make_drafter(0, parts.target, slots, options.num_speculative_tokens)
     return [(parts.target, drafter)], costs
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from statistics import median
 
 REST = -1  # the way without a drafter; that of a drafter is its number
@@ -66,17 +67,33 @@ class Tally:
     """What was done in one way."""
 
     num_rounds: int = 0
+    num_timed: int = 0  # of them; those behind a change tell nothing, and what follows counts the others alone
     num_tokens: float = 0.0  # of all rows
     time: float = 0.0  # in units of plain rounds as the cost table has them
     num_row_rounds: int = 0
     num_trials: int = 0
 
     def add(self, done: Round, num_rows: int) -> None:
-        """Count a round."""
-        self.num_rounds += 1
+        """Count a round whose time tells something."""
         self.num_row_rounds += num_rows
+        self.num_timed += 1
         self.num_tokens += done.num_tokens * num_rows
         self.time += done.time
+
+    def __add__(self, other: "Tally") -> "Tally":
+        """Return both together."""
+        return Tally(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def figures(self, rest: "Tally | None") -> dict[str, float | None]:
+        """Return for a reader what was done, and how fast beside rounds of rest, if there were any of both."""
+        times = self.speed / rest.speed if rest is not None and rest.num_timed and self.num_timed else None
+        counts = {"rounds": self.num_rounds, "trials": self.num_trials}
+        return {**counts, "times_plain": times and round(times, 3)}
+
+    @property
+    def speed(self) -> float:
+        """Tokens of a row in the time of a plain round as the cost table has it; some rounds were done."""
+        return self.num_tokens / self.num_row_rounds * self.num_timed / self.time
 
 
 @dataclass
@@ -201,7 +218,9 @@ class Trials:
     def observe(self, done: Round, num_rows: int) -> bool:
         """Learn what a round of `num_rows` rows yielded and took; return whether another way is settled now."""
         settled = self.settled
-        self.tallies[self.way].add(done, num_rows)
+        self.tallies[self.way].num_rounds += 1
+        if not self.is_trial or len(self._tried) >= _SKIPPED:
+            self.tallies[self.way].add(done, num_rows)
         self._observe(done, num_rows)
         return settled != self.settled
 
@@ -321,11 +340,11 @@ class Trials:
             self._lately.extend(behind[_SKIPPED:])
         self._untried.discard(way)
         needed = _GAIN if self.settled == REST else 1 / _LEAST_GAIN if way == REST else _BETTER
-        ratio = _speed(counted) / _speed(settled)
+        ratio, sure = _speed(counted) / _speed(settled), _SURE
         if REST not in (way, self.settled):
-            ratio = self._with_earlier(way, counted, settled)
+            ratio, sure = self._with_earlier(way, counted, settled)
         # A trial in which rows have missed features is not repeated: they could not draft for longer still.
-        self._is_second = needed < ratio < _SURE and not is_second and not self._tried_before
+        self._is_second = needed < ratio < sure and not is_second and not self._tried_before
         if self._is_second:
             self._lately.clear()
             self._put_off(_FIRST + 1)
@@ -350,13 +369,20 @@ class Trials:
         num_rounds *= len(self.has_features) / _MAX_LOSS  # all drafters share what may be lost
         self._wait(way, max(self._longer_interval(way), min(int(num_rounds), _LATEST)))
 
-    def _with_earlier(self, way: int, counted: Seq[Round], settled: Seq[Round]) -> float:
-        """Return the ratio of the speeds of two drafters by this trial, and by earlier ones, which count less."""
-        found = self._evidence.setdefault(way, _Evidence())
-        new = _Evidence(*_sums(counted), *_sums(settled))
-        for name, value in vars(new).items():
-            setattr(found, name, _KEPT_EVIDENCE * getattr(found, name) + value)
-        return found.ratio
+    def _with_earlier(self, way: int, counted: Seq[Round], settled: Seq[Round]) -> tuple[float, float]:
+        """Return the ratio of the speeds of two drafters by this trial, and by earlier ones, which count less.
+
+        Also return up to which ratio it is not sure. A trial that says something else than earlier ones counts alone.
+        """
+        new, before = _Evidence(*_sums(counted), *_sums(settled)), self._evidence.get(way)
+        self._evidence[way] = new
+        if before is None:
+            return new.ratio, _SURE
+        if not _SLOW < new.ratio / before.ratio < _FAST:
+            return new.ratio, inf
+        for name, value in vars(before).items():
+            setattr(new, name, _KEPT_EVIDENCE * value + getattr(new, name))
+        return new.ratio, _SURE
 
     def _turn_evidence(self, way: int) -> None:
         """Compare with the drafter `way`, which is settled now, what was compared with the one before."""

@@ -92,7 +92,9 @@ class HostRounds(Starter):
         (planned, plan, asked, forced), self._planned = self._planned, None
         began = time.perf_counter()
         draft = self._draft(asked)
-        other_seconds = (time.perf_counter() - began) * (self._drafter.is_remote or (schedule.rests and schedule.keeps_features))
+        other_seconds = (time.perf_counter() - began) * (
+            self._drafter.is_remote or (schedule.rests and schedule.keeps_features)
+        )
         if forced:
             draft, forced = with_forced(draft, forced)
             plan = plan.replaced([len(tokens) for tokens in forced])
