@@ -19,7 +19,6 @@ def exchange(loop: EngineLoop, ledger: Any, process: str, begun_with: Learned | 
     learned = loop.engine.learned
     if learned is None:
         return
-    answer, others = ledger.note_learned.remote(process, learned), None
-    if not isinstance(ledger, LocalLedger):  # whose run has no other engine
-        others = ray.get(answer, timeout=_PATIENCE_S)
+    answer = ledger.note_learned.remote(process, learned)
+    others = answer.value if isinstance(ledger, LocalLedger) else ray.get(answer, timeout=_PATIENCE_S)
     loop.hear(others or begun_with)

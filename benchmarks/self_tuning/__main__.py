@@ -59,7 +59,6 @@ class Engines:
         own = load_in_turn(turns, self._options, load)
         self.parts: dict[str, Parts] = {each.name: each for each in own.in_turn}
         self.parts[TUNED] = load_in_turn([turn for turn in turns if turn[0] != "none"], self._options, load)
-        self.leader = ""
 
     def make(self, name: str) -> Engine:
         """Return a fresh engine."""
@@ -69,7 +68,6 @@ class Engines:
             schedules = engine.lanes[0].schedules
             tables = tuple(each.costs for each in schedules if each.costs is not None)
             self._costs[name] = tables if len(tables) > 1 else tables[0] if tables else None
-        self.made = engine
         return engine
 
 
@@ -85,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(1)
     prompts, lines = read_prompts(), list[dict[str, Any]]()
     with TemporaryDirectory() as folder:
-        bad_draft = make_bad_draft(Path(folder))
+        bad_draft = make_bad_draft(Path(folder) / "bad draft")
         for number, workload in enumerate(WORKLOADS, 1):
             if options.only is None or number in options.only:
                 lines.append(line_of(workload, prompts, bad_draft, options))
@@ -157,9 +155,7 @@ def line_of(workload: Workload, prompts: list[list[int]], bad_draft: Path, optio
         "times_plain": speeds[best] / speeds["none"],
         "times": median(over[TUNED]),
         "all_times": over[TUNED],
-        "twin_times": max(
-            (median(seconds(a) / seconds(b) for a, b in zip(passes[TWIN], passes[finalists[0]], strict=True)),)
-        ),
+        "twin_times": median(seconds(a) / seconds(b) for a, b in zip(passes[TWIN], passes[finalists[0]], strict=True)),
         "leader": ", ".join(dict.fromkeys(each.leader for each in learned)),
         "speeds_at_first": speeds,
         "turns": [{name: vars(tally) for name, tally in each.tallies.items()} for each in learned],

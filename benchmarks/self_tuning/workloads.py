@@ -15,7 +15,7 @@ from decoding.engine.lanes import Turn
 from examples.tiny_pair.prompts import prompt_rows
 
 _NEW_TOKENS = 200
-_SPREAD = 0.3  # of the noise on the bad draft's weights, over their own
+_SPREAD = 0.6  # of the noise on the bad draft's weights, over their own
 
 
 @dataclass(frozen=True)

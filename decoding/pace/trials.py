@@ -265,7 +265,7 @@ class Trials:
             looks_slow = num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
             if self.settled == REST or not looks_slow:
                 return
-        way = min(due, key=lambda each: (self._num_before[each], each == REST, each))
+        way = min(due, key=lambda each: (self._num_before[each], each))  # of several rest, which reads nothing
         if way == REST and _speed(self._lately) > self.clearly:
             self._is_second = False
             self._wait(way, self._longer_interval(way))
