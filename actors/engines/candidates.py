@@ -24,7 +24,7 @@ class Candidates:
 
     @property
     def turns(self) -> tuple[Pair, ...]:
-        """Those that can take turns in an engine, which rests without a draft: the likeliest first."""
+        """The pairs that can take turns in an engine, which rests without a draft: the likeliest first."""
         kinds = ("head", "model", "lookup")
         drafting = [pair for pair in self.found if pair[0] != "none"]
         own = {draft: name for name, draft in reversed(drafting)}  # a draft's own drafter is found before its hybrid

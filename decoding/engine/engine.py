@@ -142,7 +142,7 @@ class Engine(TokenEngine):
 
     @property
     def _names(self) -> list[str]:
-        """Those of the drafters that take turns; none where there is one."""
+        """The names of the drafters that take turns; none where there is one."""
         return [] if self._parts is None or not self._parts.others else [each.name for each in self._parts.in_turn]
 
     def hear(self, learned: Learned | None) -> None:

@@ -23,7 +23,7 @@ class Learned:
     def of(cls, names: Seq[str], trials: Trials) -> "Learned":
         """Return what the trials of an engine with these drafters have found."""
         by_way = dict(enumerate(names)) | {REST: NONE}
-        ratios = {by_way[way]: ratio for way, ratio in trials.ratios.items()}
+        ratios = {by_way[way]: ratio for way, ratio in trials.evidence.ratios.items()}
         return cls(by_way[trials.settled], ratios, {by_way[way]: tally for way, tally in trials.tallies.items()})
 
     @classmethod

@@ -102,7 +102,7 @@ class Schedule(ABC):
         """Learn how many rows came since the round before, and how long the drafter read their prompts."""
 
     def observe_waking(self, num_rows: int, seconds: float) -> None:  # noqa: B027 - may be ignored
-        """Learn how long its drafter took, when its turn came, to read what it had missed of so many rows."""
+        """Learn how long its drafter took, when its turn came, to read what it had missed of these rows."""
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:  # noqa: B027 - may be ignored
         """Learn from a round of rows with grammars, whether or not these were asked what they foresee."""

@@ -3,13 +3,11 @@
 A plan weighs what drafts cost against what they yield. What a drafter costs beside its drafts (looking up, learning,
 reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done in
 another way: without a drafter, or with another one. The fastest way goes on; a drafter must be a little faster than
-rest, for rounds do not show all that it costs. The next trial of a way comes later than its last one, after so long a
-time that what the last one lost is a small share of it.
+rest, for rounds do not show all that it costs. Trials of a way come so rarely that they lose a small share of the time.
 
 A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
 settled way before it and behind it, and what is tried goes on only after those behind; if it was only a little faster,
-after a second trial. A trial that is clearly slower or clearly faster is decided at its own end. How much a row accepts
-differs from round to round more than what a round takes, so of two drafters the trials of some time count together.
+after a second trial. A trial that is clearly slower or clearly faster is decided at its own end.
 
 A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial
 without them has two parts where a head has settled: features go on in the first one, and the second one, without them,
@@ -18,19 +16,18 @@ could not draft. Before a head is tried beside a drafter, features go on until m
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from statistics import median
+
+from decoding.pace.compared import Evidence, Round, Tally, UsualSpeed, num_tokens_of, speed_of
 
 REST = -1  # the way without a drafter; that of a drafter is its number
 _FIRST = 16  # rounds before the first trial, at least
-_FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = (
-    128,
-    32,
-)  # and rounds of a row, so that acceptance is known; fewer if drafts look slow
+# And rounds of a row, so that acceptance is known; fewer if drafts look slow.
+_FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = 128, 32
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
@@ -45,69 +42,8 @@ _LATEST = 65536  # rounds until the next trial, however much the last one lost: 
 _GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
 _LEAST_GAIN = 1.02  # and one that goes on this much: rounds do not show all that it costs, such as features of prompts
 _BETTER = 1.02  # times the speed of the settled drafter: another one must be this much faster
-_KEPT_EVIDENCE = 0.8  # of what earlier trials said of two drafters, with each one more
-_DROPPED = 0.7  # times its usual speed: a settled way that becomes this slow is compared with all others soon
-_OF_USUAL = 0.99  # is kept of the usual speed, with each round
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
-_MAX_EXCESS = 3.0  # times the median time for a round's size: more than that is other work on the machine
-
-
-@dataclass(frozen=True)
-class Round:
-    """What a round yielded and took, each in units of a plain round as the cost table has it."""
-
-    num_tokens: float  # of a row, on average
-    time: float
-    size: float = 1.0  # the time that the cost table has for what was done in it
-
-
-@dataclass
-class Tally:
-    """What was done in one way."""
-
-    num_rounds: int = 0
-    num_timed: int = 0  # of them; those behind a change tell nothing, and what follows counts the others alone
-    num_tokens: float = 0.0  # of all rows
-    time: float = 0.0  # in units of plain rounds as the cost table has them
-    num_row_rounds: int = 0
-    num_trials: int = 0
-
-    def add(self, done: Round, num_rows: int) -> None:
-        """Count a round whose time tells something."""
-        self.num_row_rounds += num_rows
-        self.num_timed += 1
-        self.num_tokens += done.num_tokens * num_rows
-        self.time += done.time
-
-    def __add__(self, other: "Tally") -> "Tally":
-        """Return both together."""
-        return Tally(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    def figures(self, rest: "Tally | None") -> dict[str, float | None]:
-        """Return for a reader what was done, and how fast beside rounds of rest, if there were any of both."""
-        times = self.speed / rest.speed if rest is not None and rest.num_timed and self.num_timed else None
-        counts = {"rounds": self.num_rounds, "trials": self.num_trials}
-        return {**counts, "times_plain": times and round(times, 3)}
-
-    @property
-    def speed(self) -> float:
-        """Tokens of a row in the time of a plain round as the cost table has it; some rounds were done."""
-        return self.num_tokens / self.num_row_rounds * self.num_timed / self.time
-
-
-@dataclass
-class _Evidence:
-    """What trials of a drafter said of it and of the settled one, beside each other."""
-
-    tokens: float = 0.0
-    time: float = 0.0
-    settled_tokens: float = 0.0
-    settled_time: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        return self.tokens * self.settled_time / (self.time * self.settled_tokens)
 
 
 @dataclass
@@ -116,7 +52,7 @@ class Trials:
 
     # Of each drafter: whether it reads the target's features, and they take time. The first one begins.
     has_features: Seq[bool] = (False,)
-    clearly: float = _CLEARLY  # while rounds with drafts are more than so many times as fast, rest is not tried
+    clearly: float = _CLEARLY  # rest is not tried while rounds with drafts are more times as fast
 
     way: int = field(default=0, init=False)  # of the next round
     settled: int = field(default=0, init=False)  # the way that goes on
@@ -130,7 +66,7 @@ class Trials:
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
-        self._waited: list[Round] = []  # of a trial, until most rows could draft, and for what its drafter missed
+        self._waited: list[Round] = []  # of a trial, until most rows could draft; what waking took is one, too
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
         self._challenger = REST  # of the trial that is under way, or is not decided, or was the last one
         self.tallies = {way: Tally() for way in (*range(len(self.has_features)), REST)}
@@ -138,9 +74,9 @@ class Trials:
         self._intervals = dict.fromkeys(self.tallies, _INTERVAL)
         self._num_row_rounds = 0
         self._rest_speed = 0.0  # in the last trial, if the drafter goes on after it
-        self._usual_speed = 0.0
+        self._usual = UsualSpeed()
         self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
-        self._evidence: dict[int, _Evidence] = {}  # of drafters beside the settled one
+        self.evidence = Evidence()  # of drafters beside the settled one
         self._untried = {way for way, has in enumerate(self.has_features) if has and way}  # heads, since the beginning
 
     @property
@@ -154,15 +90,10 @@ class Trials:
         return self.way != self.settled
 
     @property
-    def ratios(self) -> dict[int, float]:
-        """The speeds of drafters over that of the settled one, as far as they were tried beside it."""
-        return {way: each.ratio for way, each in self._evidence.items()}
-
-    @property
     def kept(self) -> frozenset[int]:
         """The drafters whose features go on beside those of the way of now."""
-        settled = {self.settled} if self.keeps_features and self.settled != REST else set()
-        return frozenset(self._untried | settled | ({self.prepared} if self.prepared is not None else set()))
+        more = [self.settled] * self.keeps_features + [self.prepared] * (self.prepared is not None)
+        return frozenset(self._untried.union(way for way in more if way is not None))
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.
@@ -173,21 +104,19 @@ class Trials:
         self.keeps_features, self.prepared = False, None
         self._lately.clear()
         self._behind, self._is_second = None, False
-        self._usual_speed = 0.0
+        self._usual = UsualSpeed()
         self._put_off(_FIRST)
 
     def forget(self, way: int) -> None:
         """Forget what was learned of a drafter, which is another one now: it is tried soon."""
         self.forget_rounds()
-        if way == self.settled:
-            self._evidence.clear()
-        self._evidence.pop(way, None)
+        self.evidence.forget(None if way == self.settled else way)
         self._num_before[way], self._intervals[way] = _FIRST, _INTERVAL
 
     def begin_with(self, way: int, ratios: Mapping[int, float]) -> None:
         """Let a way go on that others found to be the fastest, if nothing was tried here; else try it soon.
 
-        `ratios` are the speeds of ways over that one's: what others found to be slower is tried later.
+        What is clearly slower by the `ratios` of speeds over that one's is tried later.
         """
         if way == self.settled:
             return
@@ -201,6 +130,9 @@ class Trials:
                 self._num_before[other] = self._intervals[other] = _LONG_INTERVAL
                 self._untried.discard(other)
 
+    def _reads(self, way: int) -> bool:
+        return way != REST and self.has_features[way]
+
     def _turn_to(self, way: int) -> None:
         self.way = way
         if way != REST:
@@ -212,15 +144,12 @@ class Trials:
         self._untried.discard(way)
 
     def _put_off(self, num_rounds: int) -> None:
-        """Let no trial begin before this many rounds have been done."""
         self._num_before = {way: max(before, num_rounds) for way, before in self._num_before.items()}
 
     def observe(self, done: Round, num_rows: int) -> bool:
         """Learn what a round of `num_rows` rows yielded and took; return whether another way is settled now."""
         settled = self.settled
-        self.tallies[self.way].num_rounds += 1
-        if not self.is_trial or len(self._tried) >= _SKIPPED:
-            self.tallies[self.way].add(done, num_rows)
+        self.tallies[self.way].add(done, num_rows, is_timed=not self.is_trial or len(self._tried) >= _SKIPPED)
         self._observe(done, num_rows)
         return settled != self.settled
 
@@ -262,46 +191,41 @@ class Trials:
             return
         num_row_rounds = self.tallies[self.settled].num_row_rounds
         if num_row_rounds < _FIRST_ROW_ROUNDS:
-            looks_slow = num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
+            looks_slow = num_row_rounds >= _FEWER_ROW_ROUNDS and speed_of(self._lately) < 1
             if self.settled == REST or not looks_slow:
                 return
         way = min(due, key=lambda each: (self._num_before[each], each))  # of several rest, which reads nothing
-        if way == REST and _speed(self._lately) > self.clearly:
+        if way == REST and speed_of(self._lately) > self.clearly:
             self._is_second = False
             self._wait(way, self._longer_interval(way))
             return
         self._waited = []
-        if self.settled != REST and self.has_features[way] and way != REST and way not in self._untried:
+        if self.settled != REST and self._reads(way) and way not in self._untried:
             self.prepared, self.is_prepared = way, False
             return
         self._begin(way)
 
     def _begin(self, way: int) -> None:
         self.prepared, self._challenger = None, way
-        self.keeps_features = self.settled != REST and self.has_features[self.settled]
+        self.keeps_features = self._reads(self.settled)
         self.tallies[way].num_trials += 1
         self._turn_to(way)
         self._tried, self._tried_before = [], []
 
     def _watch_speed(self) -> None:
         """Try all ways soon if the settled one is much slower than it used to be: the rows may be other ones."""
-        is_full = len(self._lately) == self._lately.maxlen
-        if len(self.has_features) == 1 or not is_full or self._num_before[self.settled] % _FIRST:
+        if len(self.has_features) == 1 or len(self._lately) < (self._lately.maxlen or 0):
             return
-        speed = _speed(self._lately)
-        if speed < _DROPPED * self._usual_speed:
+        if not self._num_before[self.settled] % _FIRST and self._usual.has_dropped(speed_of(self._lately)):
             self._num_before = dict.fromkeys(self._num_before, 0)
             self._intervals = dict.fromkeys(self._intervals, _INTERVAL)
-            self._evidence.clear()
-            self._usual_speed = speed
-        kept = _OF_USUAL**_FIRST if self._usual_speed else 0.0
-        self._usual_speed = kept * self._usual_speed + (1 - kept) * speed
+            self.evidence.forget(None)
 
     def _is_slower_than_rest_was(self) -> bool:
         """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
         if not self._rest_speed or self._num_before[REST] % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
             return False
-        return _speed(self._lately) < self._rest_speed
+        return speed_of(self._lately) < self._rest_speed
 
     @property
     def _compared(self) -> tuple[list[Round], list[Round]]:
@@ -312,14 +236,13 @@ class Trials:
 
     def _is_clearly_slower(self) -> bool:
         counted, settled = self._compared
-        return len(counted) >= _SLOW_LENGTH and _speed(counted) < _SLOW * _speed(settled)
+        return len(counted) >= _SLOW_LENGTH and speed_of(counted) < _SLOW * speed_of(settled)
 
     def _go_on(self) -> None:
         """End a trial, or the first part of it."""
         counted, settled = self._compared
-        ratio = _speed(counted) / _speed(settled)
-        reads = self.way != REST and self.has_features[self.way]
-        if self.keeps_features and not reads and ratio * (1 + _MAX_FEATURES) > 1:
+        ratio = speed_of(counted) / speed_of(settled)
+        if self.keeps_features and not self._reads(self.way) and ratio * (1 + _MAX_FEATURES) > 1:
             self.keeps_features = False
             self._tried_before, self._tried = self._tried, []
             return
@@ -340,9 +263,10 @@ class Trials:
             self._lately.extend(behind[_SKIPPED:])
         self._untried.discard(way)
         needed = _GAIN if self.settled == REST else 1 / _LEAST_GAIN if way == REST else _BETTER
-        ratio, sure = _speed(counted) / _speed(settled), _SURE
+        ratio, sure = speed_of(counted) / speed_of(settled), _SURE
         if REST not in (way, self.settled):
-            ratio, sure = self._with_earlier(way, counted, settled)
+            ratio, contradicts = self.evidence.add(way, counted, settled)
+            sure = inf if contradicts else sure
         # A trial in which rows have missed features is not repeated: they could not draft for longer still.
         self._is_second = needed < ratio < sure and not is_second and not self._tried_before
         if self._is_second:
@@ -352,69 +276,25 @@ class Trials:
             return
         self._rest_speed = 0.0 if way == REST else self._rest_speed
         if ratio > needed:
-            was, is_dear = self.settled, self.settled != REST and self.has_features[self.settled]
-            self._turn_evidence(way)
+            was, is_dear = self.settled, self._reads(self.settled)
+            self.evidence.turn(self.settled, way)
             self._settle(way)
             self._lately.clear()
-            self._rest_speed = self._usual_speed = 0.0
+            self._rest_speed, self._usual = 0.0, UsualSpeed()
             # Rows that are under way cannot draft when a head wakes.
             self._wait(was, _LONG_INTERVAL if ratio > _FAST or is_dear else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._waited + self._tried_before + self._tried
         if way == REST:
-            self._rest_speed = _speed(counted)
-        num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
-        num_rounds = num_lost * len(settled) / _num_tokens(settled)
+            self._rest_speed = speed_of(counted)
+        num_lost = speed_of(settled) * sum(each.time for each in tried) - num_tokens_of(tried)
+        num_rounds = num_lost * len(settled) / num_tokens_of(settled)
         num_rounds *= len(self.has_features) / _MAX_LOSS  # all drafters share what may be lost
         self._wait(way, max(self._longer_interval(way), min(int(num_rounds), _LATEST)))
-
-    def _with_earlier(self, way: int, counted: Seq[Round], settled: Seq[Round]) -> tuple[float, float]:
-        """Return the ratio of the speeds of two drafters by this trial, and by earlier ones, which count less.
-
-        Also return up to which ratio it is not sure. A trial that says something else than earlier ones counts alone.
-        """
-        new, before = _Evidence(*_sums(counted), *_sums(settled)), self._evidence.get(way)
-        self._evidence[way] = new
-        if before is None:
-            return new.ratio, _SURE
-        if not _SLOW < new.ratio / before.ratio < _FAST:
-            return new.ratio, inf
-        for name, value in vars(before).items():
-            setattr(new, name, _KEPT_EVIDENCE * value + getattr(new, name))
-        return new.ratio, _SURE
-
-    def _turn_evidence(self, way: int) -> None:
-        """Compare with the drafter `way`, which is settled now, what was compared with the one before."""
-        own = self._evidence.pop(way, None)
-        if own is None:
-            self._evidence.clear()
-            return
-        for other in self._evidence.values():
-            other.settled_tokens *= own.ratio
-        turned = _Evidence(own.settled_tokens, own.settled_time, own.tokens, own.time)
-        self._evidence[self.settled] = turned
 
     def _longer_interval(self, way: int) -> int:
         return min(2 * self._intervals[way], _LONGEST)
 
     def _wait(self, way: int, interval: int) -> None:
         self._num_before[way] = self._intervals[way] = interval
-
-
-def _sums(rounds: Seq[Round]) -> tuple[float, float]:
-    """Return the tokens and the time of these rounds, with what other work took of it cut off as in `_speed`."""
-    return _num_tokens(rounds), _num_tokens(rounds) / _speed(rounds)
-
-
-def _speed(rounds: Seq[Round] | deque[Round]) -> float:
-    """Return the tokens over the time of these rounds; one that other work slowed counts as slow, not as endless.
-
-    What is slow depends on a round's size: one in which all rows draft takes several times as long as one without.
-    """
-    longest = _MAX_EXCESS * median(each.time / each.size for each in rounds)
-    return _num_tokens(rounds) / sum(min(each.time, longest * each.size) for each in rounds)
-
-
-def _num_tokens(rounds: Iterable[Round]) -> float:
-    return sum(each.num_tokens for each in rounds)

@@ -1,4 +1,4 @@
-"""Of several drafters the fastest by the clock leads; one that stops paying is dropped, and comes back if it pays."""
+"""The fastest of several drafters leads, by the clock; one that stops paying is dropped, and comes back if it pays."""
 
 import random
 from collections import Counter
