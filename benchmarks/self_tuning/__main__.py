@@ -8,6 +8,7 @@ whole time of the engine that tunes itself over that of the best fixed setting, 
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -71,7 +72,7 @@ class Engines:
         return engine
 
 
-def main() -> None:
+def main(arguments: Seq[str] | None = None) -> None:
     """Measure, print a table, and one in Markdown."""
     parser = parser_of("self_tuning", __doc__)
     flag = parser.add_argument
@@ -79,7 +80,7 @@ def main() -> None:
     flag("--repeats", type=int, default=3)
     flag("--only", type=int, nargs="*", help="numbers of workloads, from 1")
     flag("--clock", choices=("seconds", "cpu_seconds"), default="seconds", help="cpu_seconds on a busy machine")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     prompts, lines = read_prompts(), list[dict[str, Any]]()
     with TemporaryDirectory() as folder:

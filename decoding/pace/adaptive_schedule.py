@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from decoding.pace.acceptance import Mean
+from decoding.pace.compared import Round
 from decoding.pace.cost_table import CostTable, Overhead
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
 from decoding.pace.schedule import Schedule
-from decoding.pace.trials import Round, Trials
+from decoding.pace.trials import Trials
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now

@@ -85,7 +85,7 @@ class Evidence:
     @property
     def ratios(self) -> dict[int, float]:
         """The speeds of drafters over that of the settled one."""
-        return {way: each.ratio for way, each in self._of.items()}
+        return {way: each.ratio for way, each in dict(self._of).items()}  # any thread may ask
 
     def add(self, way: int, counted: Seq[Round], settled: Seq[Round]) -> tuple[float, bool]:
         """Return the ratio by this trial and earlier ones, which count less, and whether it contradicts them.

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.pace.trials import REST, Tally, Trials
+from decoding.pace.compared import Tally
+from decoding.pace.trials import REST, Trials
 
 NONE = "none"  # the name of rest
 

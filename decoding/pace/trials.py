@@ -3,7 +3,7 @@
 A plan weighs what drafts cost against what they yield. What a drafter costs beside its drafts (looking up, learning,
 reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done in
 another way: without a drafter, or with another one. The fastest way goes on; a drafter must be a little faster than
-rest, for rounds do not show all that it costs. Trials of a way come so rarely that they lose a small share of the time.
+rest, for rounds do not show all that it costs. Trials come so rarely that they lose a small share of the time.
 
 A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
 settled way before it and behind it, and what is tried goes on only after those behind; if it was only a little faster,
@@ -53,7 +53,6 @@ class Trials:
     # Of each drafter: whether it reads the target's features, and they take time. The first one begins.
     has_features: Seq[bool] = (False,)
     clearly: float = _CLEARLY  # rest is not tried while rounds with drafts are more times as fast
-
     way: int = field(default=0, init=False)  # of the next round
     settled: int = field(default=0, init=False)  # the way that goes on
     drafter: int = field(default=0, init=False)  # that drafts, or that rests
@@ -91,9 +90,10 @@ class Trials:
 
     @property
     def kept(self) -> frozenset[int]:
-        """The drafters whose features go on beside those of the way of now."""
-        more = [self.settled] * self.keeps_features + [self.prepared] * (self.prepared is not None)
-        return frozenset(self._untried.union(way for way in more if way is not None))
+        """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
+        stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
+        more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
+        return frozenset(self._untried.union(way for way in more if way not in (None, REST)))
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from decoding.pace.trials import Round, Trials
+from decoding.pace.compared import Round
+from decoding.pace.trials import Trials
 
 
 def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: float = 0.2, seed: int = 0) -> list[bool]:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from decoding.pace.compared import Round
 from decoding.pace.learned import Learned
-from decoding.pace.trials import REST, Round, Trials
+from decoding.pace.trials import REST, Trials
 
 Speeds = Callable[[int], list[float]]  # by the number of a round: of each drafter, and of rest
 
