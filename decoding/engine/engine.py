@@ -57,6 +57,7 @@ class Engine(TokenEngine):
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
         self._learned_before: Learned | None = None  # in them
+        self._heard = ""  # the leader that other engines told of last
         self.lanes = self._make_lanes(pairs, costs)
         self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
@@ -124,6 +125,7 @@ class Engine(TokenEngine):
 
     def _open(self, parts: Parts) -> None:
         self.lanes = self._make_lanes(*measured_costs(parts, self.options))
+        self._heard = ""
         self.hear(self._learned_before)
         give_back_freed_memory()
 
@@ -146,7 +148,8 @@ class Engine(TokenEngine):
         return [] if self._parts is None or not self._parts.others else [each.name for each in self._parts.in_turn]
 
     def hear(self, learned: Learned | None) -> None:
-        if learned is not None and (names := self._names) and self.lanes:
+        if learned is not None and learned.leader != self._heard and (names := self._names) and self.lanes:
+            self._heard = learned.leader  # once: who disagrees would try it at every word
             learned.teach(names, self.lanes[0].schedule.trials)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
