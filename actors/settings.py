@@ -116,7 +116,7 @@ class GeneratorSettings:
     stages: StageSettings = field(default_factory=StageSettings)
     """The target in processes of its own, by layers and within them, if it is too large for a node or a GPU."""
     seed: int = 0  # of all noise
-    turns: tuple[tuple[DrafterName, str | None], ...] = ()  # drafters that take turns, each with its draft
+    turns: tuple[tuple[DrafterName, str | None, str], ...] = ()  # drafters that take turns, as `Engine.load` has them
     is_exact_required: bool = False  # whether an engine whose texts depend on the batch is refused
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """Candidates: the drafts of a list, each with the drafters that can use it, as far as no weight tells."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from actors.settings import GeneratorSettings
 from decoding.cache.footprint import GIB
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
+from decoding.engine.lanes import Turn
 
 WITHOUT_A_MODEL: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
 Pair = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, a hub name, or the target's own head
@@ -23,12 +25,15 @@ class Candidates:
     left_out: tuple[str, ...]  # with the reasons
 
     @property
-    def turns(self) -> tuple[Pair, ...]:
-        """The pairs that can take turns in an engine, which rests without a draft: the likeliest first."""
+    def turns(self) -> tuple[Turn, ...]:
+        """The pairs that can take turns in an engine, which rests without a draft, named: the likeliest first."""
         kinds = ("head", "model", "lookup")
         drafting = [pair for pair in self.found if pair[0] != "none"]
         own = {draft: name for name, draft in reversed(drafting)}  # a draft's own drafter is found before its hybrid
-        return tuple(sorted(drafting, key=lambda pair: kinds.index(_kind(own[pair[1]], pair[1]))))
+        drafting.sort(key=lambda pair: kinds.index(_kind(own[pair[1]], pair[1])))
+        folders = Counter(Path(draft).name for draft in own if draft is not None)
+        named = {draft: each if folders[each := Path(draft).name] == 1 else draft for draft in own if draft is not None}
+        return tuple((name, draft, f"{named[draft]} ({name})" if draft else name) for name, draft in drafting)
 
     def why_no_turns(self, settings: GeneratorSettings, memory: int | None) -> str:
         """Return why they do not take turns in engines that hold this memory in bytes, if that is known; else nothing.
@@ -37,7 +42,6 @@ class Candidates:
         """
         from actors.engines.footprint import footprint
 
-        drafts = dict.fromkeys(draft for _, draft in self.turns if draft is not None)
         if settings.models.device != "cpu":
             return "they take turns on CPUs alone"
         if settings.engine.draft_length != "adaptive":
@@ -46,7 +50,7 @@ class Candidates:
             )
         if len(self.turns) < 2:
             return "there is one drafter"
-        named = [settings.with_draft(name, draft) for name, draft in self.turns if draft in drafts]
+        named = [settings.with_draft(name, draft) for name, draft, _ in self.turns if draft is not None]
         own = {each.models.draft: footprint(each, str(each.models.draft)).total for each in named}
         target = footprint(settings, settings.models.target).total
         if sum(own.values()) > (target if memory is None else memory - target):

@@ -20,7 +20,7 @@ import torch
 from benchmarks.drafts import PAIR
 from benchmarks.engines_in_turns import require_same_text
 from benchmarks.harness import parser_of, say, show_lines
-from benchmarks.roofline.hardware import describe_machine, record
+from benchmarks.roofline.hardware import record
 from benchmarks.self_tuning.workloads import WORKLOADS, Workload, make_bad_draft, read_prompts
 from decoding import Engine, EngineOptions
 from decoding.engine.lanes import Costs, load_in_turn
@@ -73,7 +73,7 @@ class Engines:
 
 
 def main(arguments: Seq[str] | None = None) -> None:
-    """Measure, print a table, and one in Markdown."""
+    """Measure, and print a table."""
     parser = parser_of("self_tuning", __doc__)
     flag = parser.add_argument
     flag("--seconds", type=float, default=6.0, help="that the best setting takes to write all rows, about")
@@ -89,9 +89,8 @@ def main(arguments: Seq[str] | None = None) -> None:
             if options.only is None or number in options.only:
                 lines.append(line_of(workload, prompts, bad_draft, options))
     show_lines("a run that tunes itself", COLUMNS, lines)
-    print("\n".join(markdown(lines)))
     settings = {name: getattr(options, name) for name in ("seconds", "repeats", "clock")}
-    record(options.json, settings=settings | {"machine": describe_machine()}, lines=lines)
+    record(options.json, settings=settings, lines=lines)
 
 
 def line_of(workload: Workload, prompts: list[list[int]], bad_draft: Path, options: Any) -> dict[str, Any]:
@@ -169,21 +168,6 @@ def _kept(made: dict[str, Engine], name: str, make: Callable[[], Engine]) -> Cal
         return made[name]
 
     return kept
-
-
-def markdown(lines: list[dict[str, Any]]) -> list[str]:
-    """Return the table of docs/speed.md."""
-    found = [
-        "| workload | temperature | best fixed setting | tokens/s | times plain | in turn | best again | led |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for line in lines:
-        numbers = f"{line['tokens_per_second']:,.0f} | {line['times_plain']:.2f} | {line['times']:.3f}"
-        found.append(
-            f"| {line['workload']} | {line['temperature']:g} | {line['best']} | {numbers} | {line['twin_times']:.3f} | "
-            f"{line['leader']} |"
-        )
-    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from benchmarks.drafts import PAIR, PROMPTS, token_ids
 from decoding import SamplingParams, Sequence
 from decoding.checkpoint.loading import load_network
+from decoding.choices import DrafterName
 from decoding.engine.lanes import Turn
 from examples.tiny_pair.prompts import prompt_rows
 
@@ -30,11 +31,12 @@ class Workload:
 
     def turns(self, bad_draft: Path) -> list[Turn]:
         """Return its drafters, the likeliest first."""
-        drafts: list[Turn] = [("model", str(bad_draft)), ("hybrid", str(bad_draft))]
+        kinds: list[tuple[DrafterName, Path]] = [("model", bad_draft), ("hybrid", bad_draft)]
         if not self.is_bad:
-            head, draft = str(PAIR / "head"), str(PAIR / "draft")
-            drafts = [("eagle3", head), ("hybrid", head), ("model", draft), ("hybrid", draft)]
-        return [*drafts, ("suffix", None), ("ngram", None), ("none", None)]
+            head, draft = PAIR / "head", PAIR / "draft"
+            kinds = [("eagle3", head), ("hybrid", head), ("model", draft), ("hybrid", draft)]
+        drafts: list[Turn] = [(kind, str(draft), f"{draft.name} ({kind})") for kind, draft in kinds]
+        return [*drafts, ("suffix", None, "suffix"), ("ngram", None, "ngram"), ("none", None, "none")]
 
     def rows(self, prompts: Seq[list[int]], number: int) -> list[Sequence]:
         """Return this many rows."""

@@ -16,14 +16,11 @@ import torch
 
 from decoding.cache.features import FeatureTap
 from decoding.drafters.base import Drafter
-from decoding.fused.live_weights import LiveWeights
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
-_TEXTS = (
-    64  # that were begun while a lookup heard of nothing, and that it learns: more of them take longer than a trial
-)
+_TEXTS = 64  # that a lookup learns, of those begun while it heard of nothing: more take longer than a trial
 
 
 class InTurn(Drafter):
@@ -66,7 +63,7 @@ class InTurn(Drafter):
 
     def _wake(self, part: Drafter, rows: Seq[Sequence]) -> None:
         part.renew()
-        part.learn(self._texts[part])
+        part.learn(text for text in self._texts[part] if text not in rows)
         self._texts[part].clear()
         for slot in range(self._num_slots):
             part.begin(slot, None, 0)
@@ -91,20 +88,6 @@ class InTurn(Drafter):
     @property
     def has_model(self) -> bool:
         return self.own.has_model
-
-    @property
-    def weights(self) -> LiveWeights | None:
-        """The weights of the only draft model or head. Raises ValueError if there are several."""
-        found = [part.weights for part in self._parts if part.weights is not None]
-        if len(found) > 1:
-            raise ValueError(f"{len(found)} drafts take turns in the engine, so it is not said which is to be replaced")
-        return found[0] if found else None
-
-    def renew(self) -> None:
-        """Forget what was computed with weights that have been replaced; a part that is not awake knows nothing."""
-        for part in self._awake:
-            if part.weights is not None:
-                part.renew()
 
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         for part in self._awake:

@@ -61,7 +61,7 @@ class Engine(TokenEngine):
         self.lanes = self._make_lanes(pairs, costs)
         self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
-            lambda: [schedule.recent_drafts for lane in self.lanes for schedule in lane.schedules],
+            lambda: [lane.schedule.recent_drafts for lane in self.lanes],
             self._live_weights,
             self._forget_draft,
         )
@@ -134,8 +134,11 @@ class Engine(TokenEngine):
 
     @property
     def learned(self) -> Learned | None:
-        names = self._names
-        return Learned.of(names, self.lanes[0].schedule.trials) if names and self.lanes else None
+        names, lanes, before = self._names, self.lanes[:1], self._learned_before  # any thread may ask
+        if not names or not lanes:
+            return None
+        found = Learned.of(names, lanes[0].schedule.trials)
+        return found if before is None else replace(found, tallies=Learned.together([found, before]).tallies)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -241,6 +244,7 @@ class Engine(TokenEngine):
         live = draft.weights if draft is not None else self.lanes[0].drafter.weights if self.lanes else None
         if live is None:
             where = "in another process" if self.has_remote_drafts else "without a draft model or head"
+            where = "with several drafters in turn" if self._names else where
             raise ValueError(f"the engine drafts {where}, so it has no weights of a draft to replace")
         return live
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from decoding.choices import DrafterName
@@ -24,7 +23,8 @@ from decoding.sequence import Sequence
 
 # Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
-Turn = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, a hub name, or the target's own head
+# A drafter, its draft (a folder, a hub name, or the target's own head), and a name of both that no other one has.
+Turn = tuple[DrafterName, str | None, str]
 Costs = CostTable | tuple[CostTable, ...] | None  # of the drafter, or of each that takes turns
 
 
@@ -40,19 +40,17 @@ def load_in_turn(turns: Seq[Turn], options: EngineOptions, load: LoadParts) -> P
 
     A draft that cannot be used is left out. Raises ValueError if none can.
     """
-    found, left_out = dict[Turn, Parts](), dict[str, None]()
-    for name, draft in turns:
-        known = {other: each for (_, other), each in found.items()}
+    found, known, left_out = dict[str, Parts](), dict[str | None, Parts](), dict[str, None]()
+    for drafter, draft, name in turns:
         target = next((each.target for each in found.values()), None)
         try:
-            own = known.get(draft) or load(draft, replace(options, drafter=name), target)
+            own = known.get(draft) or load(draft, replace(options, drafter=drafter), target)
         except (ValueError, RuntimeError) as error:
             if not isinstance(error, ValueError) and not is_out_of_memory(error):
                 raise
-            left_out[f"{draft or name}: {error}"] = None
+            left_out[f"{draft or drafter}: {error}"] = None
         else:
-            shown = name if draft is None else f"{Path(draft).name} ({name})"
-            found[name, draft] = replace(own, drafter_name=name, name=shown)
+            known[draft] = found[name] = replace(own, drafter_name=drafter, name=name)
     if not found:
         raise ValueError(f"no draft in models.draft can be used: {'; '.join(left_out)}")
     first, *others = found.values()
@@ -135,4 +133,4 @@ def _schedules(target: Target, drafter: Drafter, most: int, costs: Costs) -> lis
     taps = [[part.tap for part in each.parts] for each in drafter.drafters]
     are_dear = target.runs_on == "cpu"
     trials = Trials([are_dear and any(tap is not None and tap.is_dear for tap in own) for own in taps])
-    return [AdaptiveSchedule(own, most, trials, way) for way, own in enumerate(costs)]
+    return [AdaptiveSchedule(own, most, trials) for own in costs]

@@ -30,15 +30,13 @@ _ROUND_TOKENS = 512  # and of all rows: more of them in a forward make a token n
 class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
-    def __init__(
-        self, costs: CostTable, num_speculative_tokens: int, trials: Trials | None = None, way: int = 0
-    ) -> None:
+    def __init__(self, costs: CostTable, num_speculative_tokens: int, trials: Trials | None = None) -> None:
         """Weigh by `costs`; a row without a prediction never drafts more than `num_speculative_tokens`.
 
-        Of several drafters each has a schedule of its own; they share `trials`, in which this one's is `way`.
+        Of several drafters each has a schedule of its own, and all share `trials`.
         """
         super().__init__(num_speculative_tokens)
-        self._shared, self._way = trials, way
+        self._shared = trials
         self._most_predicted = MOST_PREDICTED
         self.costs: CostTable = costs
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
@@ -49,8 +47,6 @@ class AdaptiveSchedule(Schedule):
         """Forget what was learned of the draft model, a rest among it; times stay."""
         super().forget()
         self._begin()
-        if self._shared is not None:
-            self._shared.forget(self._way)
 
     def _begin(self) -> None:
         # Of extensions that were reached: accepted tokens, less what the time of all of them would have earned.

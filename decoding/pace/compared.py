@@ -42,9 +42,9 @@ class Tally:
         if not is_timed:
             return
         self.num_row_rounds += num_rows
-        self.num_timed += 1
         self.num_tokens += done.num_tokens * num_rows
         self.time += done.time
+        self.num_timed += 1  # the last one: another thread may read all of them meanwhile
 
     def __add__(self, other: "Tally") -> "Tally":
         """Return both together."""
@@ -111,10 +111,6 @@ class Evidence:
         for other in self._of.values():
             other.settled_tokens *= own.ratio
         self._of[was] = _Sums(own.settled_tokens, own.settled_time, own.tokens, own.time)
-
-    def forget(self, way: int | None) -> None:
-        """Forget what trials said of a drafter, or of all."""
-        self._of = {other: each for other, each in self._of.items() if way is not None and other != way}
 
 
 class UsualSpeed:

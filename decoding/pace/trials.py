@@ -76,7 +76,6 @@ class Trials:
         self._usual = UsualSpeed()
         self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
         self.evidence = Evidence()  # of drafters beside the settled one
-        self._untried = {way for way, has in enumerate(self.has_features) if has and way}  # heads, since the beginning
 
     @property
     def is_resting(self) -> bool:
@@ -93,7 +92,7 @@ class Trials:
         """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
         stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
         more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
-        return frozenset(self._untried.union(way for way in more if way not in (None, REST)))
+        return frozenset(way for way in more if way not in (None, REST))
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.
@@ -106,12 +105,6 @@ class Trials:
         self._behind, self._is_second = None, False
         self._usual = UsualSpeed()
         self._put_off(_FIRST)
-
-    def forget(self, way: int) -> None:
-        """Forget what was learned of a drafter, which is another one now: it is tried soon."""
-        self.forget_rounds()
-        self.evidence.forget(None if way == self.settled else way)
-        self._num_before[way], self._intervals[way] = _FIRST, _INTERVAL
 
     def begin_with(self, way: int, ratios: Mapping[int, float]) -> None:
         """Let a way go on that others found to be the fastest, if nothing was tried here; else try it soon.
@@ -128,7 +121,6 @@ class Trials:
         for other, ratio in ratios.items():
             if ratio < _SLOW:
                 self._num_before[other] = self._intervals[other] = _LONG_INTERVAL
-                self._untried.discard(other)
 
     def _reads(self, way: int) -> bool:
         return way != REST and self.has_features[way]
@@ -141,7 +133,6 @@ class Trials:
     def _settle(self, way: int) -> None:
         self.settled = way
         self._turn_to(way)
-        self._untried.discard(way)
 
     def _put_off(self, num_rounds: int) -> None:
         self._num_before = {way: max(before, num_rounds) for way, before in self._num_before.items()}
@@ -200,7 +191,7 @@ class Trials:
             self._wait(way, self._longer_interval(way))
             return
         self._waited = []
-        if self.settled != REST and self._reads(way) and way not in self._untried:
+        if self.settled != REST and self._reads(way):
             self.prepared, self.is_prepared = way, False
             return
         self._begin(way)
@@ -219,7 +210,7 @@ class Trials:
         if not self._num_before[self.settled] % _FIRST and self._usual.has_dropped(speed_of(self._lately)):
             self._num_before = dict.fromkeys(self._num_before, 0)
             self._intervals = dict.fromkeys(self._intervals, _INTERVAL)
-            self.evidence.forget(None)
+            self.evidence = Evidence()
 
     def _is_slower_than_rest_was(self) -> bool:
         """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
@@ -261,7 +252,6 @@ class Trials:
         if behind:
             self._lately.clear()
             self._lately.extend(behind[_SKIPPED:])
-        self._untried.discard(way)
         needed = _GAIN if self.settled == REST else 1 / _LEAST_GAIN if way == REST else _BETTER
         ratio, sure = speed_of(counted) / speed_of(settled), _SURE
         if REST not in (way, self.settled):

@@ -109,9 +109,7 @@ class Lane:
         """
         self._turns = None
         self.rounds.drop()
-        for way, schedule in enumerate(self.schedules):
-            if not isinstance(self.drafter, InTurn) or self.drafter.drafters[way].weights is not None:
-                schedule.forget()
+        self.schedule.forget()
         self.host.end_rest()
         self.drafter.renew()
         if not self.schedule.would_draft(self._num_slots):

@@ -52,8 +52,8 @@ def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory:
         for line in plan.candidates.left_out:
             print(f"  left out: {line}")
         turns = tuple(
-            (name, folder_of(draft) if draft not in (None, OWN_HEAD) else draft)
-            for name, draft in plan.candidates.turns
+            (drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft, name)
+            for drafter, draft, name in plan.candidates.turns
         )
         return replace(plan, settings=replace(settings, turns=turns), candidates=None)
     if len(found) == 1:

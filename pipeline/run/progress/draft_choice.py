@@ -32,7 +32,7 @@ class DraftChoice:
         return _read(run, "choice.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
 
     def write(self, run: Location) -> None:
-        """Keep it for the run, in place of an earlier one."""
+        """Keep it for the run, in place of what was known before."""
         _keep(run, "choice.json", asdict(self))
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class DraftTurns:
         return _read(run, "turns.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
 
     def write(self, run: Location) -> None:
-        """Keep it for the run, in place of an earlier one."""
+        """Keep it for the run, in place of what was known before."""
         _keep(run, "turns.json", asdict(self))
 
     def __str__(self) -> str:
@@ -90,6 +90,8 @@ def _keep(run: Location, name: str, said: Mapping[str, Any]) -> None:
     folder.make_folder()
     temporary.make_folder()
     replace_file(folder.child(name), to_json(said), temporary)
+    for other in {"choice.json", "turns.json"} - {name}:  # of another list, or of other settings
+        folder.child(other).remove()
 
 
 def _tuples(value: Any) -> Any:

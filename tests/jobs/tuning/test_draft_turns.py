@@ -1,6 +1,7 @@
 """A run with a list of drafts lets them take turns in its engines: no text depends on it, and the report has it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from decoding.pace.learned import Learned
 from jobs import generate, swap_draft
 from jobs.work.tuning import decision
 from pipeline.run.directory import RunDirectory
-from pipeline.run.progress.draft_choice import DraftTurns
+from pipeline.run.progress.draft_choice import DraftChoice, DraftTurns
 from tests.jobs.runs import content
 from tests.jobs.tuning.test_decision import HEAD, LIST, PAIR, Run, never
 
@@ -53,11 +54,17 @@ def test_a_run_whose_drafts_take_turns_writes_the_texts_of_one_draft_and_goes_on
     assert swap_draft.main([str(run.output), HEAD]) == 2
     assert "several take turns" in " ".join(run.printed().split())
     DraftTurns(leader="suffix", ratios={}, drafts=()).write(begun.location)
+    turns = run.output / "drafts" / "turns.json"
+    kept = turns.read_bytes()
+    DraftChoice(named=("suffix", "none"), drafter="suffix", draft=None, why="an older list").write(begun.location)
+    assert not turns.exists()
+    turns.write_bytes(kept)
     heard, real = list[Learned](), Engine.hear
     monkeypatch.setattr(Engine, "hear", lambda engine, learned: heard.append(learned) or real(engine, learned))
     run.write(*LIST, more=ADAPTIVE)
     assert [each.leader for each in heard][:1] == ["suffix"]
     assert content(run.output) == found
+    assert not (turns.parent / "choice.json").exists()
     run.output = run.folder / "fixed"
     run.write(HEAD)
     assert content(run.output) == found
@@ -77,16 +84,21 @@ def test_the_plan_says_why_drafts_cannot_take_turns(run, drafts, flags, why):
     assert f"by a trial of at most 60 s before the run ({why}" in " ".join(run.printed().split())
 
 
-def test_the_likeliest_drafter_begins_and_the_plan_names_all(run):
+def test_the_likeliest_drafter_begins_and_the_plan_names_all_each_by_a_name_of_its_own(run, tmp_path):
     plan = run.plan("suffix", str(PAIR / "draft"), HEAD, more=ADAPTIVE)
     assert plan.candidates is not None
-    assert [name for name, _ in plan.candidates.turns] == ["eagle3", "hybrid", "model", "hybrid", "suffix"]
+    assert [name for _, _, name in plan.candidates.turns] == [*NAMES[:5]]
+    draft, head = str(PAIR / "draft"), str(PAIR / "head")
+    other = str(shutil.copytree(draft, tmp_path / "draft"))
+    turns = run.plan(draft, other, head, more=ADAPTIVE).candidates.turns
+    assert [name for drafter, _, name in turns if drafter == "model"] == [f"{draft} (model)", f"{other} (model)"]
+    assert turns[0] == ("eagle3", head, "head (eagle3)")
     assert generate.main(run.flags(*LIST, more=("--dry-run", *ADAPTIVE))) == 0
     assert f"the fastest, while they take turns in each engine: {HEAD} (eagle3)," in " ".join(run.printed().split())
 
 
 def engine_loop() -> EngineLoop:
-    turns = [("model", str(PAIR / "draft")), ("suffix", None), ("ngram", None)]
+    turns = [("model", str(PAIR / "draft"), "draft (model)"), ("suffix", None, "suffix"), ("ngram", None, "ngram")]
     options = EngineOptions(num_slots=2, max_model_len=64)
     return EngineLoop(Engine.load(str(PAIR / "target"), options=options, device="cpu", turns=turns))
 
