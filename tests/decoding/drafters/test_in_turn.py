@@ -95,6 +95,9 @@ def test_a_head_drafts_the_rows_that_begin_in_its_turn_as_it_does_alone():
     alone = _engine(target, ("eagle3", head))
     expected = [(s.num_rounds, *s.accepted_per_position) for s in run(alone, rows(6))]
     engine = _engine(target, ("model", str(PAIR / "draft")), ("eagle3", head))
+    _turn_to(engine, 1)
+    run(engine, rows(12))  # what the head knows of these is in no slot when it wakes
+    _turn_to(engine, 0)
     earlier, later = rows(0), rows(6)
     engine.submit(earlier)
     for _ in range(3):
