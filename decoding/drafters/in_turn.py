@@ -62,7 +62,6 @@ class InTurn(Drafter):
         return True
 
     def _wake(self, part: Drafter, rows: Seq[Sequence]) -> None:
-        part.renew()
         part.learn(text for text in self._texts[part] if text not in rows)
         self._texts[part].clear()
         for slot in range(self._num_slots):

@@ -67,7 +67,7 @@ def test_texts_are_the_targets_whoever_drafts(folders, temperature):
 def test_a_model_that_missed_rounds_and_rows_drafts_as_if_it_had_not(folders, family, tmp_path):
     """The draft is the target itself: whatever it drafts is accepted, if it knows each row's tokens and no others."""
     target = folders.target if family == "llama" else save(family_network(family, STATES), tmp_path)
-    engine, chance = _engine(target, ("model", target), ("suffix", None), ("hybrid", target)), random.Random(1)
+    engine, chance = _engine(target, ("model", target), ("suffix", None), ("hybrid", target)), random.Random(6)
     sequences, num_drafted, num_rejected = numbered(PROMPTS, max_tokens=40, temperature=0), 0, 0
     engine.submit(sequences)
     while engine.has_work:
@@ -95,9 +95,9 @@ def test_a_head_drafts_the_rows_that_begin_in_its_turn_as_it_does_alone():
     alone = _engine(target, ("eagle3", head))
     expected = [(s.num_rounds, *s.accepted_per_position) for s in run(alone, rows(6))]
     engine = _engine(target, ("model", str(PAIR / "draft")), ("eagle3", head))
-    _turn_to(engine, 1)
-    run(engine, rows(12))  # what the head knows of these is in no slot when it wakes
-    _turn_to(engine, 0)
+    for way, before in ((1, rows(12)), (0, [Sequence.create([1], params)])):
+        _turn_to(engine, way)
+        run(engine, before)  # what the head knows of the first ones is of no use when it wakes
     earlier, later = rows(0), rows(6)
     engine.submit(earlier)
     for _ in range(3):
