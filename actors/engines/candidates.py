@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.engines import backend_of
+from actors.engines.footprint import footprint
 from actors.settings import GeneratorSettings
-from decoding.cache.footprint import GIB
+from decoding.cache.footprint import GIB, Footprint
 from decoding.checkpoint.supported import model_folder
 from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
 from decoding.engine.lanes import Turn
@@ -40,8 +41,6 @@ class Candidates:
 
         All are loaded beside the target then.
         """
-        from actors.engines.footprint import footprint
-
         if settings.models.device != "cpu":
             return "they take turns on CPUs alone"
         if settings.engine.draft_length != "adaptive":
@@ -50,12 +49,16 @@ class Candidates:
             )
         if len(self.turns) < 2:
             return "there is one drafter"
-        named = [settings.with_draft(name, draft) for name, draft, _ in self.turns if draft is not None]
-        own = {each.models.draft: footprint(each, str(each.models.draft)).total for each in named}
+        own = sum(each.total for each in self.footprints(settings).values())
         target = footprint(settings, settings.models.target).total
-        if sum(own.values()) > (target if memory is None else memory - target):
-            return f"the drafts take {sum(own.values()) / GIB:.2f} GiB beside the {target / GIB:.2f} GiB of the target"
+        if own > (target if memory is None else memory - target):
+            return f"the drafts take {own / GIB:.2f} GiB beside the {target / GIB:.2f} GiB of the target"
         return ""
+
+    def footprints(self, settings: GeneratorSettings) -> dict[str, Footprint]:
+        """Return what each draft takes beside the target of these settings, by its name."""
+        named = [settings.with_draft(name, draft) for name, draft, _ in self.turns if draft is not None]
+        return {draft: footprint(each, draft) for each in named if (draft := each.models.draft) is not None}
 
     @classmethod
     def of(cls, settings: GeneratorSettings, named: Sequence[str]) -> "Candidates":

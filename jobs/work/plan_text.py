@@ -204,6 +204,8 @@ def _candidates_in_words(plan: Plan, candidates: Candidates) -> Iterator[str]:
     names = [drafter if draft is None else f"{draft} ({drafter})" for drafter, draft in candidates.found]
     if not (why := candidates.why_no_turns(plan.settings, plan.pool.memory)):
         yield f"  draft:   the fastest, while they take turns in each engine: {', '.join(names)}"
+        if backend_of(plan.settings).plans_memory:
+            yield from (f"  memory:  {draft} {size}" for draft, size in candidates.footprints(plan.settings).items())
     else:
         seconds = f"{plan.config.run.draft_trial_s:g} s before the run ({why})"
         yield f"  draft:   the fastest, by a trial of at most {seconds}: {', '.join(names)}"

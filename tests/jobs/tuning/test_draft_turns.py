@@ -94,7 +94,9 @@ def test_the_likeliest_drafter_begins_and_the_plan_names_all_each_by_a_name_of_i
     assert [name for drafter, _, name in turns if drafter == "model"] == [f"{draft} (model)", f"{other} (model)"]
     assert turns[0] == ("eagle3", head, "head (eagle3)")
     assert generate.main(run.flags(*LIST, more=("--dry-run", *ADAPTIVE))) == 0
-    assert f"the fastest, while they take turns in each engine: {HEAD} (eagle3)," in " ".join(run.printed().split())
+    printed = " ".join(run.printed().split())
+    assert f"the fastest, while they take turns in each engine: {HEAD} (eagle3)," in printed
+    assert [printed.count(f"memory: {each} ") for each in ("target", HEAD, draft)] == [1, 1, 1]
 
 
 def engine_loop() -> EngineLoop:
