@@ -91,8 +91,9 @@ class Engine(TokenEngine):
         """
         options = options or EngineOptions()
 
-        def load(draft: str | None, options: EngineOptions, target_model: Target | None = target_model) -> Parts:
-            own = (device, dtype, remote, target_model, num_lanes, draft_vocabulary, tokenizer)
+        def load(draft: str | None, options: EngineOptions, loaded: Target | None = None) -> Parts:
+            model = target_model if loaded is None else loaded
+            own = (device, dtype, remote, model, num_lanes, draft_vocabulary, tokenizer)
             return load_parts(target, draft, options, *own)
 
         return cls.over(load_in_turn(turns, options, load) if turns else load(draft, options), options)
@@ -147,8 +148,8 @@ class Engine(TokenEngine):
 
     @property
     def _names(self) -> list[str]:
-        """The names of the drafters that take turns; none where there is one."""
-        return [] if self._parts is None or not self._parts.others else [each.name for each in self._parts.in_turn]
+        """The names of the drafters that take turns; none where one was asked for."""
+        return [] if self._parts is None or not self._parts.name else [each.name for each in self._parts.in_turn]
 
     def hear(self, learned: Learned | None) -> None:
         if learned is not None and learned.leader != self._heard and (names := self._names) and self.lanes:

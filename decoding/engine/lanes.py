@@ -1,9 +1,9 @@
 """The lanes of an engine, each with a target, a drafter and schedules. Where drafters take turns there is one lane."""
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Protocol
 
 from decoding.choices import DrafterName
 from decoding.device import is_out_of_memory
@@ -28,17 +28,13 @@ Turn = tuple[DrafterName, str | None, str]
 Costs = CostTable | tuple[CostTable, ...] | None  # of the drafter, or of each that takes turns
 
 
-class LoadParts(Protocol):
-    """`load_parts`, with all but the draft."""
-
-    def __call__(self, draft: str | None, options: EngineOptions, target_model: Target | None) -> Parts:
-        """Load the parts with this draft, over a target that is loaded already, if there is one."""
-
-
-def load_in_turn(turns: Seq[Turn], options: EngineOptions, load: LoadParts) -> Parts:
+def load_in_turn(
+    turns: Seq[Turn], options: EngineOptions, load: Callable[[str | None, EngineOptions, Target | None], Parts]
+) -> Parts:
     """Return the parts of an engine in which these drafters take turns, the likeliest first.
 
-    A draft that cannot be used is left out. Raises ValueError if none can.
+    `load` loads the parts with a draft, over a target if that is loaded already. A draft that cannot be used is left
+    out. Raises ValueError if none can.
     """
     found, known, left_out = dict[str, Parts](), dict[str | None, Parts](), dict[str, None]()
     for drafter, draft, name in turns:

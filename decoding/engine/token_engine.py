@@ -280,7 +280,7 @@ class TokenEngine(ABC):
 
     @property
     def learned(self) -> Learned | None:
-        """What it has learned of the drafters that take turns; None if there is one."""
+        """What it has learned of the drafters that take turns; None where one was asked for."""
         return None
 
     def hear(self, learned: Learned) -> None:  # noqa: B027 - may be ignored

@@ -81,7 +81,7 @@ def _read(run: Location, name: str, known: Callable[[dict[str, Any]], _Known]) -
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{file.name} does not say what the run found of its drafts ({error!r}); remove it, and it is found out again"
+            f"{file.name} does not say what the run found of its drafts ({error!r}); remove it, and it finds out again"
         ) from error
 
 

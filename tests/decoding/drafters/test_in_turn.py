@@ -165,6 +165,8 @@ def test_a_draft_that_cannot_be_used_is_left_out_and_if_none_can_all_are_named(f
     assert [*engine.learned.tallies] == ["suffix", "ngram", "none"]
     assert len(engine.left_out) == 1
     assert engine.left_out[0].startswith(f"{other}: ")
+    alone = _engine(folders.target, ("model", other), ("suffix", None))
+    assert [*alone.learned.tallies] == ["suffix", "none"], "who reads of it learns which one is left"
     with pytest.raises(ValueError, match=r"no draft in .* can be used"):
         _engine(folders.target, ("model", other))
 
