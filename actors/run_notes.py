@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from decoding.pace.learned import Learned
 from pipeline.counts import Sums
 
 _IDLE = 0.01  # of the time: a draft actor that drafts less only tries now and then
@@ -61,6 +62,7 @@ class RunNotes:
         self._warnings: dict[str, str] = {}  # the first text of each kind
         self._written: dict[str, tuple[int, int]] = {}  # by process: the texts and tokens that it has written
         self._draft_work: dict[str, DraftWork] = {}  # by process
+        self._learned: dict[str, Learned] = {}  # by process, of drafters that take turns
         self._first_text: WrittenText | None = None
 
     def offer_drafts(self, paths: Mapping[int, str]) -> WantedDraft:
@@ -104,6 +106,16 @@ class RunNotes:
     def note_draft_work(self, process: str, work: DraftWork) -> None:
         """Remember what the engine of a process and its draft actors did since it was loaded."""
         self._draft_work[process] = work
+
+    def note_learned(self, process: str, learned: Learned) -> Learned | None:
+        """Keep what the engine of a process has learned of its drafters; return what others have, None if nothing."""
+        self._learned[process] = learned
+        others = [each for other, each in self._learned.items() if other != process]
+        return Learned.together(others) if others else None
+
+    def learned(self) -> Learned | None:
+        """Return what all engines have learned; None where no drafters take turns."""
+        return Learned.together(list(self._learned.values())) if self._learned else None
 
     def draft_work(self) -> str:
         """Return in words how much draft actors were at work, and how much engines waited; empty without any."""

@@ -34,7 +34,7 @@ class ModelSettings:
     """Target model: a folder with safetensors or a LoRA adapter, a GGUF file, or a hub name."""
     draft: str | None = None
     """Draft: a model, or a head; 'mtp' is the head in the target's own files. Of a list, which may name drafters that
-    have no model, too (suffix, ngram, none), a run takes the fastest, by a trial. 'auto' is the list mtp, suffix,
+    have no model, too (suffix, ngram, none), a run uses the fastest (docs/tuning.md). 'auto' is the list mtp, suffix,
     ngram, none; where no trial can be made it is mtp, if there is one."""
     candidates: tuple[str, ...] = ()  # the drafts of a list; `draft` is None then
     draft_vocabulary: DraftVocabulary = "same"
@@ -116,6 +116,7 @@ class GeneratorSettings:
     stages: StageSettings = field(default_factory=StageSettings)
     """The target in processes of its own, by layers and within them, if it is too large for a node or a GPU."""
     seed: int = 0  # of all noise
+    turns: tuple[tuple[DrafterName, str | None, str], ...] = ()  # drafters that take turns, as `Engine.load` has them
     is_exact_required: bool = False  # whether an engine whose texts depend on the batch is refused
 
     def __post_init__(self) -> None:

@@ -146,7 +146,7 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane,
     lane = Lane(
         target,
         drafter,
-        schedule,
+        [schedule],
         deque(Sequence.create([row % 997] * _PROMPT_TOKENS, params, row=row) for row in range(8 * num_rows)),
         num_slots=num_rows,
         max_model_len=_MAX_MODEL_LEN,

@@ -13,6 +13,7 @@ forms.json, -fixed.json, -grown.json `python -m benchmarks.forms`               
 scale.json                           `python -m benchmarks.scale commands`          docs/scale.md
 predictions.json, -smollm2.json      `python -m benchmarks.predictions`             docs/auditing.md
 real-*.json                          `make bench-real`                              docs/speed.md
+self-tuning.json, if it is there     `python -m benchmarks.self_tuning`             docs/speed.md
 
 Without arguments it compares the pages with these files and returns 1 if they differ, or if a file does not show what
 is claimed of it. tests/jobs/test_demo.py compares the lines with a demo.
@@ -42,13 +43,14 @@ from checks.tables import (
     real_table,
     rows_at_once,
     scale_table,
+    self_tuning_table,
     speed_table,
 )
 
 LINES = {"draft model": ROOT / "examples/demo.csv", "EAGLE-3 head": ROOT / "examples/demo-head.csv"}
 RESULTS = ROOT / "benchmarks/results"
 SPEED, HEADS, TREES = RESULTS / "bundled-drafts.json", RESULTS / "trained-heads.json", RESULTS / "trees.json"
-LEARNED, SCALE = RESULTS / "learning.json", RESULTS / "scale.json"
+LEARNED, SCALE, TUNED = RESULTS / "learning.json", RESULTS / "scale.json", RESULTS / "self-tuning.json"
 FORMS = [RESULTS / f"forms{name}.json" for name in ("", "-fixed", "-grown")]
 PREDICTED = [RESULTS / f"predictions{name}.json" for name in ("", "-smollm2")]
 REAL = sorted(RESULTS.glob("real-*.json"), reverse=True)
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         (SPEEDS, "heads", heads_table(heads)),
         (SPEEDS, "noise", noise_table(trees)),
         (SPEEDS, "real models", real_table(real)),
+        *([(SPEEDS, "self-tuning", self_tuning_table(_read(TUNED)))] if TUNED.exists() else []),
         (LEARNING, "learning", learned_table(learned)),
         (STRUCTURED, "forms", forms_table(forms)),
         (LARGE, "scale", scale_table(scale)),
@@ -101,7 +104,8 @@ def main(arguments: Sequence[str]) -> int:
         elif written != before:
             is_stale = True
             sources = ", ".join(
-                path.name for path in (*LINES.values(), SPEED, HEADS, TREES, LEARNED, *FORMS, SCALE, *PREDICTED, *REAL)
+                path.name
+                for path in (*LINES.values(), SPEED, HEADS, TREES, TUNED, LEARNED, *FORMS, SCALE, *PREDICTED, *REAL)
             )
             print(f"the figures in {page.name} are not what {sources} say; {_COMMAND}", file=sys.stderr)
     lost = [claim for claim, holds in claims(drafts, heads, learned, forms, trees, predicted, real) if not holds]

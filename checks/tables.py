@@ -217,6 +217,22 @@ def real_speeds(run: dict[str, Any]) -> dict[tuple[str, int], float]:
     return {(each["name"], each["batch"]): each["figures"]["tokens_per_second"] for each in run["results"]}
 
 
+def self_tuning_table(found: dict[str, Any]) -> str:
+    """Return how near a run whose drafters take turns comes to the best one of them, for each workload."""
+    heading = ["workload", "temperature", "best fixed setting", "tokens/s", "times plain", "in turn", "best again"]
+    rows = [[*heading, "led at the end"]]
+    for line in found["lines"]:
+        speeds = f"{line['tokens_per_second']:,.0f}", f"{line['times_plain']:.2f}"
+        times = f"{line['times']:.3f}", f"{line['twin_times']:.3f}"
+        rows.append([line["workload"], f"{line['temperature']:g}", line["best"], *speeds, *times, line["leader"]])
+    settings, machine = found["settings"], found["machine"]
+    clock = "seconds of the processor" if settings["clock"] == "cpu_seconds" else "seconds"
+    return (
+        f"`python -m benchmarks.self_tuning`; {machine['processor']}, {machine['threads']} thread, {found['date']}; "
+        f"float32, {clock}, medians of {settings['repeats']}:\n\n" + _markdown(rows)
+    )
+
+
 def rows_at_once(number: int) -> str:
     """Return "1 row" or "16 rows"."""
     return f"{number} row{'s' if number > 1 else ''}"

@@ -29,6 +29,7 @@ from actors.errors import DeviceFault
 from decoding.device import is_device_fault, is_out_of_memory
 from decoding.engine.scored_text import ScoredText
 from decoding.engine.token_engine import TargetLostError, TokenEngine
+from decoding.pace.learned import Learned
 from decoding.sequence import Sequence
 from pipeline.logs import Event, failure_event
 
@@ -170,6 +171,11 @@ class EngineLoop:
         Raises what `Engine.replace_draft` raises.
         """
         self._thread.submit(self.engine.replace_draft, weights, version).result()
+
+    def hear(self, learned: Learned | None) -> None:
+        """Tell the engine, between two steps, what others have learned of drafters; it is not waited for."""
+        if learned is not None:
+            self._thread.submit(self.engine.hear, learned)
 
     def draft_was_replaced(self, version: int) -> None:
         """Tell the engine, between two steps, that the draft in another process has other weights."""

@@ -89,6 +89,8 @@ class Backend:
     def why_draft_stays(self) -> str | None:
         """Why the draft of a run with these settings cannot be replaced; None if it can."""
         drafter = self.settings.engine.pick_drafter(self.settings.models.draft)
+        if self.settings.turns:
+            return "several drafters take turns, and which draft is to be replaced is not said"
         if not self.is_repeatable:
             return (
                 f"engine.verification is {self.verification!r}, under which the text depends on the draft; only "
@@ -117,7 +119,8 @@ class Backend:
         exact = "" if models.dtype == "float32" or models.device == "cpu" else f", exact {engine.exact}"
         warning = f"; {self.lossy}" if self.lossy else ""
         exact += ", fused layers required" if engine.fused == "required" else ""
-        return f"dray, drafter {engine.pick_drafter(models.draft)}, {self.verification} verification{exact}{warning}"
+        drafter = "of several in turn" if self.settings.turns else engine.pick_drafter(models.draft)
+        return f"dray, drafter {drafter}, {self.verification} verification{exact}{warning}"
 
     def identity(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
         """Return everything that decides which tokens are written after a prompt, with a given seed.

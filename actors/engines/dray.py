@@ -46,8 +46,13 @@ def load(settings: GeneratorSettings, links: DraftLinks | None = None) -> Loaded
 
 
 def _described(engine: Engine, draft: str | None, **own: Any) -> Loaded:
-    footer = {**footer_facts(engine), "drafter": engine.options.pick_drafter(draft)}
+    footer = {**footer_facts(engine), "drafter": _drafter(engine, draft)}
     return Loaded(engine, footer, load_facts(engine, draft), round_seconds(engine), **own)
+
+
+def _drafter(engine: Engine, draft: str | None) -> str:
+    """Return the name of an engine's drafter, or of all that take turns."""
+    return engine.options.pick_drafter(draft) if engine.learned is None else ", ".join(engine.learned.tallies)
 
 
 def load_engine(settings: GeneratorSettings, links: DraftLinks | None = None) -> Engine:
@@ -81,6 +86,7 @@ def _loaded_engine(settings: GeneratorSettings, links: DraftLinks | None) -> Eng
         remote=links,
         draft_vocabulary=models.draft_vocabulary,
         tokenizer=models.tokenizer,
+        turns=settings.turns,
     )
     if not settings.stages.is_apart:
         return load(device=models.device)
@@ -160,7 +166,8 @@ def load_facts(engine: Engine, draft: str | None) -> dict[str, Any]:
     target, costs = engine.target, engine.lanes[0].schedule.costs
     facts: dict[str, Any] = {
         **footer_facts(engine),
-        "drafter": engine.options.pick_drafter(draft),
+        "drafter": _drafter(engine, draft),
+        **({"left_out": engine.left_out} if engine.left_out else {}),
         **target.facts(),
         "slots": engine.options.slots,
         "lanes": len(engine.lanes),

@@ -24,10 +24,15 @@ from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
+from actors.workers.turns import exchange
 from decoding.engine.draft_folder import read_replacement
+from decoding.pace.learned import Learned
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event, LogSettings, tell_warnings
+from pipeline.run.commit import Receipt
 from pipeline.run.earlier_rows import earlier_texts
 from pipeline.run.row_sample import NO_ROWS, RowSample
+from pipeline.streaming.calls import UnitError
 
 LOOK_EVERY_S = 2.0
 _PATIENCE_S = 30.0  # for a reply
@@ -114,6 +119,7 @@ class WorkerSpec:
     recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
     reuse: str | None = None  # the run whose texts are predictions
     follows_drafts: bool = True  # that are offered to the run while it goes on
+    learned: Learned | None = None  # by engines of an earlier command, of drafters that take turns
     hang_timeout_s: float
     log_settings: LogSettings
     tells_every_s: float = EVERY_S  # how often the ledger is told what is written, to show while the run goes on
@@ -139,6 +145,7 @@ class EngineWorker(UnitWorker):
             super().__init__(run, rows, spec.units, ledger, workplace, engine.footer, engine.round_seconds)
             reporter.loaded(settings.models, engine.facts)
             reporter.start(publish_engine(reporter.metrics, engine.loop, engine.links, self._tell, spec.tells_every_s))
+            exchange(engine.loop, ledger, workplace.process, spec.learned)
             if spec.follows_drafts and backend_of(settings).why_draft_stays is None:
                 self._follower = DraftFollower(engine.loop, settings.models, *offers_of(ledger, roster))
                 self._follower.start()
@@ -149,12 +156,20 @@ class EngineWorker(UnitWorker):
         else:
             ledger.join.remote(workplace.process, workplace.node, workplace.actor, workplace.card)
 
+    async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
+        """Return what `UnitWorker.outcome` does; the ledger has heard by then what the engine has learned."""
+        found = await super().outcome(unit, is_backup)
+        if (learned := self.engine.loop.engine.learned) is not None:
+            await self.ledger.note_learned.remote(self.workplace.process, learned)
+        return found
+
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""
         self.ledger.note_written.remote(self.workplace.process, stats.num_texts, stats.num_tokens)
         if self.engine.links is not None:
             work = self.engine.links.work(stats.busy_seconds)
             self.ledger.note_draft_work.remote(self.workplace.process, work)
+        exchange(self.engine.loop, self.ledger, self.workplace.process)
         if self._owes_text and (text := self._finished_text()) is not None:
             self._owes_text = False
             self.ledger.note_text.remote(text)

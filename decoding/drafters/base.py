@@ -7,6 +7,7 @@ What a drafter proposes, and for which rows, may depend on committed tokens and 
 on the noise of positions still to come; therefore, under rejection, nothing may depend on rejected tokens.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -47,6 +48,14 @@ class Drafter:
     def weights(self) -> LiveWeights | None:
         """The weights of its draft model or head, if that is in this process."""
         return None
+
+    @property
+    def parts(self) -> "tuple[Drafter, ...]":
+        """What it is made of, which several drafters may share; itself, if it is one piece."""
+        return (self,)
+
+    def learn(self, sequences: Iterable[Sequence]) -> None:
+        """Learn from the texts of rows that others drafted for, which may have ended."""
 
     def renew(self) -> None:
         """Forget what was computed with weights that have been replaced, and that a rest was asked for.

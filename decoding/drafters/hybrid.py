@@ -46,6 +46,10 @@ class HybridDrafter(Drafter):
         return self._model.tap
 
     @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self._lookup, self._model
+
+    @property
     def num_read_again(self) -> int:
         return self._model.num_read_again
 

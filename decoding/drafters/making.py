@@ -1,5 +1,6 @@
 """A drafter by its name. A new one is a file beside this one, a name in `DrafterName` and a case in `make_drafter`."""
 
+from collections.abc import Sequence as Seq
 from typing import assert_never
 
 from decoding.choices import DrafterName
@@ -8,6 +9,7 @@ from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.block_drafter import DFlashDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.in_turn import InTurn
 from decoding.drafters.lookups.ngram import NGramDrafter
 from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
@@ -60,3 +62,28 @@ def make_drafter(
             return DFlashDrafter(draft, num_slots, max_model_len) if isinstance(draft, DFlashHead) else draft
         case _:
             assert_never(name)
+
+
+def make_in_turn(
+    drafters: Seq[tuple[DrafterName, Draft | None]],
+    vocab_size: int,
+    num_slots: int,
+    max_model_len: int,
+    num_draft_tokens: int = 0,
+    target: Target | None = None,
+) -> InTurn:
+    """Return these drafters as one, with all else as in `make_drafter`: one lookup, and one drafter for each draft."""
+    sizes, parts = (vocab_size, num_slots, max_model_len, num_draft_tokens, target), dict[object, Drafter]()
+
+    def part(name: DrafterName, draft: Draft | None) -> Drafter:
+        key = (name, id(draft)) if draft is None else id(draft)
+        if key not in parts:
+            parts[key] = make_drafter(name, draft, *sizes)
+        return parts[key]
+
+    made: list[Drafter] = []
+    for name, draft in drafters:
+        own = part("model" if name == "hybrid" else name, draft)
+        lookup = part("suffix", None) if name == "hybrid" else None
+        made.append(HybridDrafter(lookup, own) if isinstance(lookup, SuffixDrafter) else own)
+    return InTurn(made, num_slots)

@@ -17,22 +17,18 @@ from decoding.device import Device, give_back_freed_memory
 from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
+from decoding.engine.lanes import Costs, Turn, load_in_turn, make_lanes, measured_costs
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
-from decoding.engine.measured_costs import measured
 from decoding.engine.options import DraftVocabulary, EngineOptions
-from decoding.engine.rounds.lane import Lane, divide_slots, rounds_ahead
+from decoding.engine.rounds.lane import Lane
 from decoding.engine.token_engine import Limits, TargetLostError, TokenEngine
 from decoding.fused.live_weights import LiveWeights
 from decoding.grammar.grammars import Grammars
 from decoding.network.target import SlotsLostError, Target
-from decoding.pace.adaptive_schedule import AdaptiveSchedule
-from decoding.pace.cost_table import CostTable
-from decoding.pace.schedule import FixedSchedule
+from decoding.pace.learned import Learned
 from decoding.sampling.rules import RULES
 from decoding.sequence import Sequence
 
-# Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
-_MAX_PREFILL_TOKENS = (512, 2048)
 _MAX_LOSSES = 3  # of the target's slots, over rows that write nothing in between
 _MAX_LOSSES_ALONE = 2  # over a scored row
 
@@ -45,7 +41,7 @@ class Engine(TokenEngine):
         pairs: Seq[tuple[Target, Drafter]],
         options: EngineOptions,
         max_model_len: int,
-        costs: CostTable | None = None,
+        costs: Costs = None,
         grammars: Grammars | None = None,
     ) -> None:
         """Take a target and a drafter for each lane; without `costs` each row drafts the most tokens that it may.
@@ -60,6 +56,8 @@ class Engine(TokenEngine):
         self._losses: dict[Sequence, tuple[int, int]] = {}  # length of a row that lost its slot, and how often there
         self._final_loss: SlotsLostError | None = None  # a loss after which it makes no sense to go on
         self._earlier_round_seconds = 0.0  # of lanes that are gone
+        self._learned_before: Learned | None = None  # in them
+        self._heard = ""  # the leader that other engines told of last
         self.lanes = self._make_lanes(pairs, costs)
         self._draft: DraftInUse = DraftInUse(
             RULES[options.verification],
@@ -82,33 +80,29 @@ class Engine(TokenEngine):
         num_lanes: int = 1,
         draft_vocabulary: DraftVocabulary = "same",
         tokenizer: str | None = None,
+        turns: Seq[Turn] = (),
     ) -> "Engine":
         """Load an engine over the models at these paths. Raises ValueError if it cannot work.
 
         With `remote` the draft model is loaded there, not here. `target_model` is the one at `target`, where that is
         loaded and checked already; it keeps `num_lanes` lanes busy. A draft model with another tokenizer needs the
-        `draft_vocabulary` "map". Grammars read the `tokenizer` in a folder, by default the target's.
+        `draft_vocabulary` "map". Grammars read the `tokenizer` in a folder, by default the target's. Drafters that take
+        `turns` stand in the place of `draft`.
         """
         options = options or EngineOptions()
-        parts = load_parts(
-            target,
-            draft,
-            options,
-            device,
-            dtype,
-            remote,
-            target_model,
-            num_lanes,
-            draft_vocabulary=draft_vocabulary,
-            tokenizer=tokenizer,
-        )
-        return cls.over(parts, options)
+
+        def load(draft: str | None, options: EngineOptions, loaded: Target | None = None) -> Parts:
+            model = target_model if loaded is None else loaded
+            own = (device, dtype, remote, model, num_lanes, draft_vocabulary, tokenizer)
+            return load_parts(target, draft, options, *own)
+
+        return cls.over(load_in_turn(turns, options, load) if turns else load(draft, options), options)
 
     @classmethod
-    def over(cls, parts: Parts, options: EngineOptions, costs: CostTable | None = None) -> "Engine":
+    def over(cls, parts: Parts, options: EngineOptions, costs: Costs = None) -> "Engine":
         """Make an engine over models that are loaded, which it then owns; `costs` are measured unless given."""
-        pairs, costs = measured(parts, options, costs)
-        engine = cls(pairs, options, parts.max_model_len, costs, parts.grammars)
+        pairs, found = measured_costs(parts, options, costs)
+        engine = cls(pairs, options, parts.max_model_len, found, parts.grammars)
         engine._parts, engine.fallback = parts, parts.fallback
         give_back_freed_memory()
         return engine
@@ -121,42 +115,46 @@ class Engine(TokenEngine):
         assert self._parts is not None, "only an engine that was loaded can be resized"
         self.evict(self.in_flight)
         self._earlier_round_seconds = self.round_seconds
+        self._learned_before = self.learned or self._learned_before
         while self.lanes:
             self.lanes.pop().close()
-        if self._parts.draft is not None:
-            self._parts.draft.release()
+        for draft in {id(each.draft): each.draft for each in self._parts.in_turn}.values():
+            if draft is not None:
+                draft.release()
         self.options = replace(self.options, num_slots=num_slots)
         self._open(self._parts)
 
     def _open(self, parts: Parts) -> None:
-        self.lanes = self._make_lanes(*measured(parts, self.options))
+        self.lanes = self._make_lanes(*measured_costs(parts, self.options))
+        self._heard = ""
+        self.hear(self._learned_before)
         give_back_freed_memory()
 
-    def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: CostTable | None) -> list[Lane]:
-        slots, most = divide_slots(self.options.slots, len(pairs)), self.options.num_speculative_tokens
-        budget = self.options.max_prefill_tokens or _MAX_PREFILL_TOKENS[self.target.runs_on != "cpu"]
-        lanes = []
-        for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
-            schedule = FixedSchedule(most) if costs is None else AdaptiveSchedule(costs, most)
-            rule = RULES[self.options.verification]
-            if (ahead := rounds_ahead(target, drafter, rule, num_slots)) is not None:
-                schedule.never_rest()  # a round's time is that of the device, in which the host's work is hidden
-            if not schedule.would_draft(num_slots):
-                drafter.rest()
-            lanes.append(
-                Lane(
-                    target,
-                    drafter,
-                    schedule,
-                    self._waiting,
-                    num_slots=num_slots,
-                    max_model_len=self.max_model_len,
-                    max_prefill_tokens=-(-budget // len(slots)),
-                    rule=rule,
-                    ahead=ahead,
-                )
-            )
-        return lanes
+    def _make_lanes(self, pairs: Seq[tuple[Target, Drafter]], costs: Costs) -> list[Lane]:
+        return make_lanes(pairs, self.options, self.max_model_len, costs, self._waiting)
+
+    @property
+    def learned(self) -> Learned | None:
+        names, lanes, before = self._names, self.lanes[:1], self._learned_before  # any thread may ask
+        if not names or not lanes:
+            return None
+        found = Learned.of(names, lanes[0].schedule.trials)
+        return found if before is None else replace(found, tallies=Learned.together([found, before]).tallies)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The drafts that were to take turns and cannot, and why."""
+        return () if self._parts is None else self._parts.left_out
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the drafters that take turns; none where one was asked for."""
+        return [] if self._parts is None or not self._parts.name else [each.name for each in self._parts.in_turn]
+
+    def hear(self, learned: Learned | None) -> None:
+        if learned is not None and learned.leader != self._heard and (names := self._names) and self.lanes:
+            self._heard = learned.leader  # once: who disagrees would try it at every word
+            learned.teach(names, self.lanes[0].schedule.trials)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences, each with the matcher of its grammar."""
@@ -243,10 +241,11 @@ class Engine(TokenEngine):
             self._ended.append(sequence)
 
     def _live_weights(self) -> LiveWeights:
-        draft = None if self._parts is None else self._parts.draft
+        draft = None if self._parts is None or self._parts.others else self._parts.draft
         live = draft.weights if draft is not None else self.lanes[0].drafter.weights if self.lanes else None
         if live is None:
             where = "in another process" if self.has_remote_drafts else "without a draft model or head"
+            where = "with several drafters in turn" if self._names else where
             raise ValueError(f"the engine drafts {where}, so it has no weights of a draft to replace")
         return live
 

@@ -9,7 +9,7 @@ from decoding.checkpoint.supported import check_same_vocabulary, model_folder
 from decoding.choices import NEED_A_MODEL, OWN_HEAD, DrafterName
 from decoding.device import Device
 from decoding.drafters.base import Drafter
-from decoding.drafters.making import Draft, make_drafter
+from decoding.drafters.making import Draft, make_drafter, make_in_turn
 from decoding.engine.options import MOST_LANES, DraftVocabulary, EngineOptions, settle_max_model_len
 from decoding.fused.attention import Window
 from decoding.grammar.grammars import Grammars
@@ -61,6 +61,9 @@ class Parts:
     remote: RemoteDrafts | None = None  # in place of `draft`
     grammars: Grammars | None = None  # None: the engine has no tokenizer, and no output can have a grammar
     most_lanes: int = 1  # where more than `num_lanes` may hide what rounds wait for
+    others: "tuple[Parts, ...]" = ()  # over the same target: their drafters take turns with this one's
+    name: str = ""  # of its drafter and draft, for a reader, where drafters take turns
+    left_out: tuple[str, ...] = ()  # drafts that were to take turns, too, and why they do not
 
     def target_of(self, lane: int) -> Target:
         """Return the target with a cache of this lane's own."""
@@ -69,9 +72,14 @@ class Parts:
     @property
     def fallback(self) -> str:
         """Which models run otherwise than they were to, and slower, and why; an empty text if none does."""
-        models = {"target": self.target, "draft": self.draft}
-        said = {what: getattr(model, "fallback", "") for what, model in models.items()}  # a head has none
-        return "; ".join(f"{what}: {why}" for what, why in said.items() if why)
+        models = [("target", self.target), *(("draft", each.draft) for each in self.in_turn)]
+        said = [(what, getattr(model, "fallback", "")) for what, model in models]  # a head has none
+        return "; ".join(dict.fromkeys(f"{what}: {why}" for what, why in said if why))
+
+    @property
+    def in_turn(self) -> "tuple[Parts, ...]":
+        """The parts with each of the drafters alone."""
+        return replace(self, others=()), *self.others
 
     def beside(self) -> "Parts":
         """Return the parts of another engine, over the same weights with caches of its own."""
@@ -85,6 +93,8 @@ class Parts:
         elif self.draft is not None and lane:
             draft = self.draft.share()
         sizes = self.target.vocab_size, num_slots, self.max_model_len, num_draft_tokens
+        if self.others:
+            return make_in_turn([(each.drafter_name, each.draft) for each in self.in_turn], *sizes, target)
         return make_drafter(self.drafter_name, draft, *sizes, target)
 
 

@@ -65,7 +65,7 @@ def measured(
     slots, most = divide_slots(options.slots, parts.num_lanes), options.num_speculative_tokens
     is_adaptive = options.draft_length == "adaptive" and parts.drafter_name != "none"
     if costs is None and (is_adaptive or parts.most_lanes > parts.num_lanes):
-        costs = _costs_of(parts, options, slots[0])
+        costs = costs_of(parts, options, slots[0])
         has_model = parts.draft is not None or parts.remote is not None
         lengths = range(0 if is_adaptive or not has_model else most, 1 + most * has_model)
         num_lanes = best_num_lanes(costs, options.slots, lengths, parts.num_lanes, parts.most_lanes)
@@ -77,7 +77,7 @@ def measured(
     return pairs, costs if is_adaptive else None
 
 
-def _costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable:
+def costs_of(parts: Parts, options: EngineOptions, num_slots: int) -> CostTable:
     """Measure what rounds of a lane of `num_slots` rows cost."""
     target, most = parts.target, options.num_speculative_tokens
     target.allocate(num_slots, parts.max_model_len, most)
@@ -155,7 +155,7 @@ def with_overhead(
         lane = Lane(
             stand_in,
             drafter,
-            schedule,
+            [schedule],
             deque(Sequence.create([0], params, row=row) for row in range(num_slots)),
             num_slots=num_slots,
             max_model_len=_MAX_MODEL_LEN,

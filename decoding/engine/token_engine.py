@@ -12,6 +12,7 @@ import torch
 from decoding.engine.draft_in_use import DraftInUse, DraftRollback
 from decoding.engine.options import EngineOptions
 from decoding.engine.scored_text import ScoredText
+from decoding.pace.learned import Learned
 from decoding.sampling.token_history import dead_end
 from decoding.sampling_params import SamplingParams
 from decoding.sequence import Sequence
@@ -276,6 +277,14 @@ class TokenEngine(ABC):
     def draft_was_replaced(self, version: int) -> None:
         """Learn that the draft in another process has other weights now; acceptance is judged as in `replace_draft`."""
         self._replaceable_draft.was_replaced(version)
+
+    @property
+    def learned(self) -> Learned | None:
+        """What it has learned of the drafters that take turns; None where one was asked for."""
+        return None
+
+    def hear(self, learned: Learned) -> None:  # noqa: B027 - may be ignored
+        """Learn, between two steps, what other engines have learned: their fastest drafter begins, or is tried soon."""
 
     def take_rollback(self) -> DraftRollback | None:
         """Return a draft that was taken back, each once; None if there is none. Any thread may ask."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from decoding.pace.acceptance import Mean
+from decoding.pace.compared import Round
 from decoding.pace.cost_table import CostTable, Overhead
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
 from decoding.pace.schedule import Schedule
-from decoding.pace.trials import Round, Trials
+from decoding.pace.trials import Trials
 from decoding.sequence import Sequence
 
 _PROBE_EVERY = 64  # rounds without a source after which it drafts one token again, to see whether it pays by now
@@ -29,9 +30,13 @@ _ROUND_TOKENS = 512  # and of all rows: more of them in a forward make a token n
 class AdaptiveSchedule(Schedule):
     """Draft lengths that maximize the expected tokens a second of the whole batch."""
 
-    def __init__(self, costs: CostTable, num_speculative_tokens: int) -> None:
-        """Weigh by `costs`; a row without a prediction never drafts more than `num_speculative_tokens`."""
+    def __init__(self, costs: CostTable, num_speculative_tokens: int, trials: Trials | None = None) -> None:
+        """Weigh by `costs`; a row without a prediction never drafts more than `num_speculative_tokens`.
+
+        Of several drafters each has a schedule of its own, and all share `trials`.
+        """
         super().__init__(num_speculative_tokens)
+        self._shared = trials
         self._most_predicted = MOST_PREDICTED
         self.costs: CostTable = costs
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
@@ -57,10 +62,10 @@ class AdaptiveSchedule(Schedule):
         self._num_kept, self._kept = 0, DraftPlan.nothing(0)
         self._kept_rows: Seq[Sequence] = ()
         self._kept_survival_BK: Floats = np.zeros((0, 0))
-        self._trials = Trials(has_features=self._has_features)
+        self._trials = self._shared or Trials(self._trials.has_features)
         self._foresight = Trials(clearly=math.inf)  # a drafter may make rounds fast, and not what grammars foresee
         # Both learn of the rounds in which the other one tries nothing.
-        self._tries_drafter = self._tries_foresight = False  # in the round that is under way, or that is observed
+        self._tries_foresight = False  # in the round that is under way, or that is observed
 
     def lengths(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         lengths = super().lengths(sequences)
@@ -182,7 +187,6 @@ class AdaptiveSchedule(Schedule):
             expected = costs.round_seconds + num_positions * costs.position_seconds + forwards + drafting
             self._observe_speed(num_rows, num_rows + sum(num_accepted), seconds, expected)
         else:
-            self._tries_drafter = False
             self._trials.wait_for_rows(self._round(num_rows, num_rows + sum(num_accepted), seconds))
 
     def observe_reading(self, num_rows: int, seconds: float) -> None:
@@ -191,11 +195,14 @@ class AdaptiveSchedule(Schedule):
         before, rows_before = self._reading[self.rests]
         self._reading[self.rests] = before * kept + seconds, rows_before * kept + num_rows
 
+    def observe_waking(self, num_rows: int, seconds: float) -> None:
+        self._trials.wait_for_rows(self._round(num_rows, 0, seconds))
+
     def observe_rest(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         self._observe_speed(num_rows, num_tokens, seconds)
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        if self._may_rest and not self._tries_drafter:
+        if self._may_rest and not self._trials.is_trial:
             self._tries_foresight = self._foresight.is_trial
             if self._foresight.observe(self._round(num_rows, num_tokens, seconds), num_rows):
                 self._trials.forget_rounds()
@@ -209,7 +216,6 @@ class AdaptiveSchedule(Schedule):
             seconds += self._num_newcomers.value * reading / max(num_read, 1.0)
             if self._trials.observe(self._round(num_rows, num_tokens, seconds, expected), num_rows):
                 self._foresight.forget_rounds()
-            self._tries_drafter = self._trials.is_trial
 
     def _round(self, num_rows: int, num_tokens: int, seconds: float, expected: float | None = None) -> Round:
         costs = self.costs

@@ -31,7 +31,6 @@ class Schedule(ABC):
         self._acceptance = Acceptance(ceiling)
         self.recent_drafts = RecentDrafts()  # of the draft model
         self._may_rest = True
-        self._has_features = False
         self._trials, self._foresight = Trials(), Trials()  # which rest where a schedule lets them observe rounds
 
     def forget(self) -> None:
@@ -48,6 +47,11 @@ class Schedule(ABC):
         ceiling = self.ceiling
         most = [sequence.max_draft_tokens for sequence in sequences]
         return tuple([limit if limit < ceiling else ceiling for limit in most])
+
+    @property
+    def trials(self) -> Trials:
+        """The trials that say whether it rests, and which of several drafters drafts."""
+        return self._trials
 
     @property
     def rests(self) -> bool:
@@ -69,8 +73,7 @@ class Schedule(ABC):
 
     def heed_features(self) -> None:
         """Learn that the drafter reads the target's features, and that they take time."""
-        self._has_features = True
-        self._trials = Trials(has_features=True)
+        self._trials = Trials(has_features=(True,))
 
     def heed_states(self) -> None:  # noqa: B027 - may be ignored
         """Learn that the target keeps a state for each token of a draft: none is longer than the ceiling."""
@@ -97,6 +100,9 @@ class Schedule(ABC):
 
     def observe_reading(self, num_rows: int, seconds: float) -> None:  # noqa: B027 - may be ignored
         """Learn how many rows came since the round before, and how long the drafter read their prompts."""
+
+    def observe_waking(self, num_rows: int, seconds: float) -> None:  # noqa: B027 - may be ignored
+        """Learn how long its drafter took, when its turn came, to read what it had missed of these rows."""
 
     def observe_foresight(self, num_rows: int, num_tokens: int, seconds: float) -> None:  # noqa: B027 - may be ignored
         """Learn from a round of rows with grammars, whether or not these were asked what they foresee."""

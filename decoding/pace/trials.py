@@ -1,32 +1,33 @@
-"""Trials: whether a drafter is worth its time, decided by the clock.
+"""Trials: which of several drafters drafts, or none, decided by the clock.
 
 A plan weighs what drafts cost against what they yield. What a drafter costs beside its drafts (looking up, learning,
-reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done the
-other way: without the drafter while it drafts, with it while it rests. The faster way goes on; a drafter must be a
-little faster than rest, for rounds do not show all that it costs. The next trial comes later than the last one, after
-so long a time that what the last one lost is a small share of it.
+reading features, planning) is spent in every round, so it is no part of that. Now and then some rounds are done in
+another way: without a drafter, or with another one. The fastest way goes on; a drafter must be a little faster than
+rest, for rounds do not show all that it costs. Trials come so rarely that they lose a small share of the time.
 
 A machine that does other work is now faster and now slower, for seconds. So a trial is compared with rounds of the
 settled way before it and behind it, and what is tried goes on only after those behind; if it was only a little faster,
 after a second trial. A trial that is clearly slower or clearly faster is decided at its own end.
 
-A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial of
-rest has two parts there: features go on in the first one, and the second one, without them, is only begun if it could
-be the faster way. The second part is compared with rounds before it alone: behind it the rows could not draft.
+A head reads the target's features, which cost time, and a row that has missed some cannot draft again. So a trial
+without them has two parts where a head has settled: features go on in the first one, and the second one, without them,
+is only begun if it could be the faster way. The second part is compared with rounds before it alone: behind it the rows
+could not draft. Before a head is tried beside a drafter, features go on until most rows can draft with it.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median
+from math import inf
 
+from decoding.pace.compared import Evidence, Round, Tally, UsualSpeed, num_tokens_of, speed_of
+
+REST = -1  # the way without a drafter; that of a drafter is its number
 _FIRST = 16  # rounds before the first trial, at least
-_FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = (
-    128,
-    32,
-)  # and rounds of a row, so that acceptance is known; fewer if drafts look slow
+# And rounds of a row, so that acceptance is known; fewer if drafts look slow.
+_FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = 128, 32
 _LENGTH = 12  # rounds of a trial that count, at least
 _ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
@@ -40,59 +41,108 @@ _MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the 
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
 _GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
 _LEAST_GAIN = 1.02  # and one that goes on this much: rounds do not show all that it costs, such as features of prompts
+_BETTER = 1.02  # times the speed of the settled drafter: another one must be this much faster
 _MAX_FEATURES = 0.35  # of the time of a round without drafts: what features cost at most, in small models
 _CLEARLY = 1.5  # times plain decoding as the cost table has it: a drafter that is this fast needs no trial
-_MAX_EXCESS = 3.0  # times the median time for a round's size: more than that is other work on the machine
 
 
-@dataclass(frozen=True)
-class Round:
-    """What a round yielded and took, each in units of a plain round as the cost table has it."""
-
-    num_tokens: float  # of a row, on average
-    time: float
-    size: float = 1.0  # the time that the cost table has for what was done in it
-
-
+@dataclass
 class Trials:
-    """Which way rounds are done now, and how fast both were lately."""
+    """In which way rounds are done now, and how fast ways were lately."""
 
-    def __init__(self, *, has_features: bool = False, clearly: float = _CLEARLY) -> None:
-        """Begin with the drafter. `has_features`: it reads the target's, and they take time.
+    # Of each drafter: whether it reads the target's features, and they take time. The first one begins.
+    has_features: Seq[bool] = (False,)
+    clearly: float = _CLEARLY  # rest is not tried while rounds with drafts are more times as fast
+    way: int = field(default=0, init=False)  # of the next round
+    settled: int = field(default=0, init=False)  # the way that goes on
+    drafter: int = field(default=0, init=False)  # that drafts, or that rests
+    keeps_features: bool = field(default=False, init=False)  # whether those of the settled way go on, which soon ends
+    prepared: int | None = field(default=None, init=False)  # a head whose features go on, to be tried soon
+    is_prepared: bool = field(default=True, init=False)  # whether most rows could draft with it now
 
-        While rounds are more than `clearly` times as fast as plain ones there are no trials.
-        """
-        self.is_resting = False
-        self.keeps_features = False  # whether features go on in this rest, which may soon be over
-        self.is_trial = False  # whether the way of now is tried, and not settled
-        self._has_features, self._clearly = has_features, clearly
+    def __post_init__(self) -> None:
+        """Begin with the first drafter."""
         self._lately: deque[Round] = deque(maxlen=_SETTLED * max(_LENGTH, _ROW_ROUNDS))  # of the way that is settled
         self._tried: list[Round] = []
         self._tried_before: list[Round] = []  # in the first part of a trial that has two
-        self._waited: list[Round] = []  # of a trial, until most rows could draft
+        self._waited: list[Round] = []  # of a trial, until most rows could draft; what waking took is one, too
         self._behind: list[Round] | None = None  # rounds of the settled way since a trial that is not decided
-        self._num_before_trial, self._interval = _FIRST, _INTERVAL
+        self._challenger = REST  # of the trial that is under way, or is not decided, or was the last one
+        self.tallies = {way: Tally() for way in (*range(len(self.has_features)), REST)}
+        self._num_before = dict.fromkeys(self.tallies, _FIRST)  # rounds before each way's trial
+        self._intervals = dict.fromkeys(self.tallies, _INTERVAL)
         self._num_row_rounds = 0
         self._rest_speed = 0.0  # in the last trial, if the drafter goes on after it
+        self._usual = UsualSpeed()
         self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
+        self.evidence = Evidence()  # of drafters beside the settled one
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the next round is done without a drafter."""
+        return self.way == REST
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the way of now is tried, and not settled."""
+        return self.way != self.settled
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
+        stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
+        more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
+        return frozenset(way for way in more if way not in (None, REST))
 
     def forget_rounds(self) -> None:
         """Forget how fast rounds were lately, since something else has changed them; the next trial comes later.
 
         A trial that is under way, or is not decided, ends without a change.
         """
-        if self.is_trial:
-            self.is_trial = self.keeps_features = False
-            self.is_resting = not self.is_resting
+        self._turn_to(self.settled)
+        self.keeps_features, self.prepared = False, None
         self._lately.clear()
         self._behind, self._is_second = None, False
-        self._num_before_trial = max(self._num_before_trial, _FIRST)
+        self._usual = UsualSpeed()
+        self._put_off(_FIRST)
+
+    def begin_with(self, way: int, ratios: Mapping[int, float]) -> None:
+        """Let a way go on that others found to be the fastest, if nothing was tried here; else try it soon.
+
+        What is clearly slower by the `ratios` of speeds over that one's is tried later.
+        """
+        if way == self.settled:
+            return
+        if any(tally.num_trials for tally in self.tallies.values()):
+            self._num_before[way] = min(self._num_before[way], _FIRST)
+            return
+        self.forget_rounds()
+        self._settle(way)
+        for other, ratio in ratios.items():
+            if ratio < _SLOW:
+                self._num_before[other] = self._intervals[other] = _LONG_INTERVAL
+
+    def _reads(self, way: int) -> bool:
+        return way != REST and self.has_features[way]
+
+    def _turn_to(self, way: int) -> None:
+        self.way = way
+        if way != REST:
+            self.drafter = way
+
+    def _settle(self, way: int) -> None:
+        self.settled = way
+        self._turn_to(way)
+
+    def _put_off(self, num_rounds: int) -> None:
+        self._num_before = {way: max(before, num_rounds) for way, before in self._num_before.items()}
 
     def observe(self, done: Round, num_rows: int) -> bool:
         """Learn what a round of `num_rows` rows yielded and took; return whether another way is settled now."""
-        rested = self.is_resting != self.is_trial
+        settled = self.settled
+        self.tallies[self.way].add(done, num_rows, is_timed=not self.is_trial or len(self._tried) >= _SKIPPED)
         self._observe(done, num_rows)
-        return rested != (self.is_resting != self.is_trial)
+        return settled != self.settled
 
     def wait_for_rows(self, done: Round) -> None:
         """Take a round in which most rows cannot draft: all that it shows is a part of what a trial costs."""
@@ -113,31 +163,60 @@ class Trials:
             self._behind.append(done)
             if len(self._behind) - _SKIPPED >= _SETTLED * (len(self._tried) - _SKIPPED):
                 self._decide()
+        elif self.prepared is not None:
+            self._waited.append(done)
+            if self.is_prepared:
+                self._begin(self.prepared)
         else:
             self._settled(done)
 
     def _settled(self, done: Round) -> None:
         self._lately.append(done)
-        self._num_before_trial -= 1
-        if self._num_before_trial > 0 and not self._is_slower_than_rest_was():
+        for way in self._num_before:
+            self._num_before[way] -= 1
+        self._watch_speed()
+        if self._is_slower_than_rest_was():
+            self._num_before[REST] = 0
+        due = [way for way, before in self._num_before.items() if way != self.settled and before <= 0]
+        if not due:
             return
-        if self._num_row_rounds < _FIRST_ROW_ROUNDS:
-            looks_slow = self._num_row_rounds >= _FEWER_ROW_ROUNDS and _speed(self._lately) < 1
-            if self.is_resting or not looks_slow:
+        num_row_rounds = self.tallies[self.settled].num_row_rounds
+        if num_row_rounds < _FIRST_ROW_ROUNDS:
+            looks_slow = num_row_rounds >= _FEWER_ROW_ROUNDS and speed_of(self._lately) < 1
+            if self.settled == REST or not looks_slow:
                 return
-        if not self.is_resting and _speed(self._lately) > self._clearly:
+        way = min(due, key=lambda each: (self._num_before[each], each))  # of several rest, which reads nothing
+        if way == REST and speed_of(self._lately) > self.clearly:
             self._is_second = False
-            self._wait(self._longer_interval)
+            self._wait(way, self._longer_interval(way))
             return
-        self.is_trial, self.is_resting = True, not self.is_resting
-        self._tried, self._tried_before, self._waited = [], [], []
-        self.keeps_features = self.is_resting and self._has_features
+        self._waited = []
+        if self.settled != REST and self._reads(way):
+            self.prepared, self.is_prepared = way, False
+            return
+        self._begin(way)
+
+    def _begin(self, way: int) -> None:
+        self.prepared, self._challenger = None, way
+        self.keeps_features = self._reads(self.settled)
+        self.tallies[way].num_trials += 1
+        self._turn_to(way)
+        self._tried, self._tried_before = [], []
+
+    def _watch_speed(self) -> None:
+        """Try all ways soon if the settled one is much slower than it used to be: the rows may be other ones."""
+        if len(self.has_features) == 1 or len(self._lately) < (self._lately.maxlen or 0):
+            return
+        if not self._num_before[self.settled] % _FIRST and self._usual.has_dropped(speed_of(self._lately)):
+            self._num_before = dict.fromkeys(self._num_before, 0)
+            self._intervals = dict.fromkeys(self._intervals, _INTERVAL)
+            self.evidence = Evidence()
 
     def _is_slower_than_rest_was(self) -> bool:
         """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
-        if not self._rest_speed or self._num_before_trial % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
+        if not self._rest_speed or self._num_before[REST] % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
             return False
-        return _speed(self._lately) < self._rest_speed
+        return speed_of(self._lately) < self._rest_speed
 
     @property
     def _compared(self) -> tuple[list[Round], list[Round]]:
@@ -148,64 +227,64 @@ class Trials:
 
     def _is_clearly_slower(self) -> bool:
         counted, settled = self._compared
-        return len(counted) >= _SLOW_LENGTH and _speed(counted) < _SLOW * _speed(settled)
+        return len(counted) >= _SLOW_LENGTH and speed_of(counted) < _SLOW * speed_of(settled)
 
     def _go_on(self) -> None:
         """End a trial, or the first part of it."""
         counted, settled = self._compared
-        ratio = _speed(counted) / _speed(settled)
-        if self.keeps_features and ratio * (1 + _MAX_FEATURES) > 1:
+        ratio = speed_of(counted) / speed_of(settled)
+        if self.keeps_features and not self._reads(self.way) and ratio * (1 + _MAX_FEATURES) > 1:
             self.keeps_features = False
             self._tried_before, self._tried = self._tried, []
-        elif _SLOW < ratio < _FAST and not self._tried_before:
-            self.is_trial = self.keeps_features = False
-            self.is_resting, self._behind = not self.is_resting, []
+            return
+        self._turn_to(self.settled)
+        if _SLOW < ratio < _FAST and not self._tried_before:
+            self.keeps_features, self._behind = False, []
         else:
-            self.is_resting = not self.is_resting
             self._decide()
 
     def _decide(self) -> None:
         """Let the faster way go on. The settled way is that of now."""
         counted, settled = self._compared
-        self.is_trial = self.keeps_features = False
-        self._behind = None
-        self._lately.clear()
-        needed = _GAIN if self.is_resting else 1 / _LEAST_GAIN
-        ratio, is_second = _speed(counted) / _speed(settled), self._is_second
+        way, is_second = self._challenger, self._is_second
+        self.keeps_features = False
+        behind, self._behind = self._behind or [], None
+        if behind:
+            self._lately.clear()
+            self._lately.extend(behind[_SKIPPED:])
+        needed = _GAIN if self.settled == REST else 1 / _LEAST_GAIN if way == REST else _BETTER
+        ratio, sure = speed_of(counted) / speed_of(settled), _SURE
+        if REST not in (way, self.settled):
+            ratio, contradicts = self.evidence.add(way, counted, settled)
+            sure = inf if contradicts else sure
         # A trial in which rows have missed features is not repeated: they could not draft for longer still.
-        self._is_second = needed < ratio < _SURE and not is_second and not self._tried_before
+        self._is_second = needed < ratio < sure and not is_second and not self._tried_before
         if self._is_second:
-            self._num_before_trial = _FIRST
+            self._lately.clear()
+            self._put_off(_FIRST + 1)
+            self._num_before[way] = _FIRST
             return
-        self._rest_speed = 0.0
+        self._rest_speed = 0.0 if way == REST else self._rest_speed
         if ratio > needed:
-            self.is_resting = not self.is_resting
-            is_dear = self.is_resting and self._has_features  # rows that are under way cannot draft when it wakes
-            self._wait(_LONG_INTERVAL if ratio > _FAST or is_dear else _INTERVAL)
+            was, is_dear = self.settled, self._reads(self.settled)
+            self.evidence.turn(self.settled, way)
+            self._settle(way)
+            self._lately.clear()
+            self._rest_speed, self._usual = 0.0, UsualSpeed()
+            # Rows that are under way cannot draft when a head wakes.
+            self._wait(was, _LONG_INTERVAL if ratio > _FAST or is_dear else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._waited + self._tried_before + self._tried
-        self._rest_speed = 0.0 if self.is_resting else _speed(counted)
-        num_lost = _speed(settled) * sum(each.time for each in tried) - _num_tokens(tried)
-        num_rounds = num_lost * len(settled) / _num_tokens(settled)
-        self._wait(max(self._longer_interval, min(int(num_rounds / _MAX_LOSS), _LATEST)))
+        if way == REST:
+            self._rest_speed = speed_of(counted)
+        num_lost = speed_of(settled) * sum(each.time for each in tried) - num_tokens_of(tried)
+        num_rounds = num_lost * len(settled) / num_tokens_of(settled)
+        num_rounds *= len(self.has_features) / _MAX_LOSS  # all drafters share what may be lost
+        self._wait(way, max(self._longer_interval(way), min(int(num_rounds), _LATEST)))
 
-    @property
-    def _longer_interval(self) -> int:
-        return min(2 * self._interval, _LONGEST)
+    def _longer_interval(self, way: int) -> int:
+        return min(2 * self._intervals[way], _LONGEST)
 
-    def _wait(self, interval: int) -> None:
-        self._num_before_trial = self._interval = interval
-
-
-def _speed(rounds: Seq[Round] | deque[Round]) -> float:
-    """Return the tokens over the time of these rounds; one that other work slowed counts as slow, not as endless.
-
-    What is slow depends on a round's size: one in which all rows draft takes several times as long as one without.
-    """
-    longest = _MAX_EXCESS * median(each.time / each.size for each in rounds)
-    return _num_tokens(rounds) / sum(min(each.time, longest * each.size) for each in rounds)
-
-
-def _num_tokens(rounds: Iterable[Round]) -> float:
-    return sum(each.num_tokens for each in rounds)
+    def _wait(self, way: int, interval: int) -> None:
+        self._num_before[way] = self._intervals[way] = interval

@@ -24,6 +24,7 @@ from actors.units.unit_record import Signal
 from actors.units.workplace import Workplace
 from actors.workers.engine_worker import EngineWorker, WorkerSpec
 from decoding.choices import NEED_A_MODEL
+from decoding.pace.learned import Learned
 from jobs.driver.cluster import cluster_in_words, start_ray
 from jobs.driver.plan import Plan
 from jobs.driver.progress import BETWEEN_BEATS_S, Progress
@@ -43,6 +44,7 @@ from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.commit import Receipt
 from pipeline.run.dead_letters import FailedUnits
+from pipeline.run.progress.draft_choice import DraftTurns
 from pipeline.run.progress.draft_versions import DraftVersions
 from pipeline.run.progress.lease import Lease
 from pipeline.run.progress.missing import MissingUnits
@@ -95,7 +97,9 @@ def execute(
     progress.planned(units.num_units, units.num_rows, plan.texts_per_row, draft)
     with progress:
         is_watched = progress.console.is_terminal and progress.mode != "none"  # not in a log, which others may read
-        spec = replace(spec, tells_text=is_watched and run.show_texts != 0)
+        before = DraftTurns.of(Location.parse(spec.run_path)) if settings.turns else None
+        learned = None if before is None else Learned(before.leader, before.ratios)
+        spec = replace(spec, tells_text=is_watched and run.show_texts != 0, learned=learned)
         if run.local:
             spec = replace(spec, tells_every_s=BETWEEN_BEATS_S)
             yield from in_process(units, spec, plan, pool.num_units_at_once, progress, lease)
@@ -139,6 +143,7 @@ def execute(
                 raise
         with suppress(ValueError, OSError):  # the texts are there, whatever became of a draft
             hand_out_drafts(DraftVersions(output), settings, ledger)  # since the last look
+        _keep_learned(ray.get(ledger.learned.remote()), spec)
         summary = ray.get(ledger.summary.remote())
         if repeats := [f"{summary[what]} {text}" for what, text in _REPEATS.items() if summary[what]]:
             print(", ".join(repeats), file=sys.stderr)
@@ -259,3 +264,11 @@ def in_process(
                 if outcome is not None:
                     progress.add(outcome.counts)
                     yield outcome
+    _keep_learned(ledger.learned(), spec)
+
+
+def _keep_learned(learned: Learned | None, spec: WorkerSpec) -> None:
+    """Keep what engines have learned of drafters that take turns, for the report and for who goes on."""
+    if learned is not None:
+        found = DraftTurns(leader=learned.leader, ratios=learned.ratios, drafts=learned.figures())
+        found.write(Location.parse(spec.run_path))

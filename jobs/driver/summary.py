@@ -33,7 +33,7 @@ from pipeline.inputs.values import visible
 from pipeline.run.check import CheckReport
 from pipeline.run.dead_letters import Wanted, find_dead_letters
 from pipeline.run.directory import RunDirectory
-from pipeline.run.progress.draft_choice import DraftChoice
+from pipeline.run.progress.draft_choice import DraftChoice, DraftTurns
 from pipeline.run.unit_rows import tally
 
 _NUM_ON_A_TERMINAL = 3
@@ -43,6 +43,7 @@ _BY_POSITION = "accepted, by draft position"  # the column that may wrap
 def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float) -> dict[str, Any]:
     """Return the content of report.json: counts of the whole run, their rates, and what verification found."""
     counts, choice = check.counts, DraftChoice.of(run_directory.location)
+    turns = DraftTurns.of(run_directory.location)
     of_columns: dict[str, Any] = {}  # that not every run has
     if run_directory.has("scores"):
         groups = tally(run_directory, (), SCORED_COLUMNS, count_scores)
@@ -65,6 +66,7 @@ def make_report(run_directory: RunDirectory, check: CheckReport, seconds: float)
         "fallbacks": fallbacks(check),
         "engines": check.engines,
         **({} if choice is None else {"draft_choice": asdict(choice)}),
+        **({} if turns is None else {"draft_turns": asdict(turns)}),
         "problems": check.problems,
         "notes": check.notes,
         "versions": run_directory.run.get("versions", {}),
@@ -147,6 +149,8 @@ def print_summary(run_directory: RunDirectory, check: CheckReport, num_new_token
             f"{num_new_tokens:,} tokens, {format_seconds(seconds)}, {num_new_tokens / seconds:,.0f} tokens/s",
         )
     Console().print(table)
+    if (turns := DraftTurns.of(run_directory.location)) is not None:
+        Console(soft_wrap=True).print(f"drafts in turn: {turns}", highlight=False, markup=False)
     print_why_inexact(run_directory)
     print_fallbacks(check)
 

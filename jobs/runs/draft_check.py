@@ -20,6 +20,11 @@ def check_draft(run_directory: RunDirectory, draft: str) -> None:
     settings, choice = GeneratorSettings(models=models, engine=engine), DraftChoice.of(run_directory.location)
     if choice is not None and models.draft is None:  # the run names several
         settings = settings.with_draft(cast("DrafterName", choice.drafter), choice.draft)
+    elif choice is None and models.candidates:
+        raise ValueError(
+            f"the draft of {run_directory.location.name} cannot be replaced: several take turns, and which one "
+            "is to be replaced is not said"
+        )
     models, why = settings.models, backend_of(settings).why_draft_stays
     if models.draft is None or why is not None:
         raise ValueError(

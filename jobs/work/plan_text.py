@@ -87,7 +87,7 @@ def print_plan(plan: Plan) -> None:
         say(f"  draft:   {named.draft}{made_of}{_draft_in_words(plan)}")
     if plan.choice is not None:
         say(f"  taken:   by a trial before: {plan.choice}")
-    for line in [] if plan.candidates is None else _candidates_in_words(plan.candidates, plan.config.run.draft_trial_s):
+    for line in [] if plan.candidates is None else _candidates_in_words(plan, plan.candidates):
         say(line)
     if named.draft == OWN_HEAD_IF_ANY and models.draft is None and plan.candidates is None:
         say(f"  draft:   none, since {settled_draft(named.draft, models.target)[1]}")
@@ -199,10 +199,16 @@ def _draft_in_words(plan: Plan) -> str:
     return f" ({kind}; {tokens}, {config.layer_ids_are} of layers {layers})"
 
 
-def _candidates_in_words(candidates: Candidates, seconds: float) -> Iterator[str]:
+def _candidates_in_words(plan: Plan, candidates: Candidates) -> Iterator[str]:
     """Yield the drafts of which a trial takes one, and those of the list that cannot be used."""
     names = [drafter if draft is None else f"{draft} ({drafter})" for drafter, draft in candidates.found]
-    yield f"  draft:   the fastest, by a trial of at most {seconds:g} s before the run: {', '.join(names)}"
+    if not (why := candidates.why_no_turns(plan.settings, plan.pool.memory)):
+        yield f"  draft:   the fastest, while they take turns in each engine: {', '.join(names)}"
+        if backend_of(plan.settings).plans_memory:
+            yield from (f"  memory:  {draft} {size}" for draft, size in candidates.footprints(plan.settings).items())
+    else:
+        seconds = f"{plan.config.run.draft_trial_s:g} s before the run ({why})"
+        yield f"  draft:   the fastest, by a trial of at most {seconds}: {', '.join(names)}"
     yield from (f"  left out: {line}" for line in candidates.left_out)
 
 

@@ -48,7 +48,7 @@ def test_the_plan_says_which_head_is_taken_and_why_none_is(target, text_pair, tm
     assert "drafter none" in plan
     assert "draft: none, since an MTP head of" in plan
     plan = printed(capsys, tmp_path, target, "auto")
-    assert "by a trial of at most 60 s before the run: mtp (mtp), mtp (hybrid), suffix, ngram, none" in plan
+    assert "while they take turns in each engine: mtp (mtp), mtp (hybrid), suffix, ngram, none" in plan
     with pytest.raises(ValueError, match="could not be read: known are"):
         printed(capsys, tmp_path, text_pair[0], "mtp")
     with pytest.raises(ValueError, match=r"drafter is 'hybrid', and .* found none: .*could not be read"):

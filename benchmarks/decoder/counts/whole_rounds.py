@@ -86,5 +86,5 @@ def begin_anew(used: Engine, fresh: Engine) -> Engine:
         return fresh
     used.clear()
     for lane, new in zip(used.lanes, fresh.lanes, strict=True):
-        lane.schedule = new.schedule
+        lane.schedule, lane.schedules = new.schedule, new.schedules
     return used

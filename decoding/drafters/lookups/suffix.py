@@ -8,6 +8,7 @@ is proposed and becomes part of the context for the next token. To learn or look
 accesses, however much was written so far.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
@@ -68,6 +69,14 @@ class SuffixDrafter(LookupDrafter):
                 writer.tokens = []
                 self._learn(known, writer, prompt, [prompt_key])
             self._learn_output(writer)
+
+    def learn(self, sequences: Iterable[Sequence]) -> None:
+        """Learn the rest of the rows that were known, and these."""
+        for writer in self._writers.values():
+            self._learn_output(writer)
+        for sequence in sequences:
+            self.admit([-1], [sequence])
+            del self._writers[-1]
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn the rows' new tokens, and how many of the proposed ones were accepted."""

@@ -61,14 +61,18 @@ class HostRounds(Starter):
     def __init__(self, target: Target, drafter: Drafter, rule: Rule, num_slots: int) -> None:
         """Draft and score in the slots of `target` and `drafter`."""
         self._target, self._drafter, self._rule = target, drafter, rule
-        # On a GPU features are a part of recordings, and cost hardly anything.
-        self.has_dear_features = drafter.tap is not None and drafter.tap.is_dear and target.runs_on == "cpu"
         self._running: Running = ()
         self._sampling: SamplingBatch | None = None  # of the running rows
         self._token_counts = TokenCounts(num_slots, target.device)
         self._rest = NoDrafter()  # in place of the drafter, in rounds without it
         self._num_rested = 0  # rounds without the drafter since the last one with it
         self._planned: tuple[Rows, DraftPlan, Rows, list[list[int]]] | None = None  # with the rows to draft, and forced
+
+    @property
+    def has_dear_features(self) -> bool:
+        """Whether what the drafter reads of the target takes time: on a GPU it is a part of recordings."""
+        tap = self._drafter.tap
+        return tap is not None and tap.is_dear and self._target.runs_on == "cpu"
 
     def ask(self, rows: Running, schedule: Schedule) -> bool:
         """Plan the draft, and ask for it."""
@@ -88,7 +92,9 @@ class HostRounds(Starter):
         (planned, plan, asked, forced), self._planned = self._planned, None
         began = time.perf_counter()
         draft = self._draft(asked)
-        other_seconds = (time.perf_counter() - began) * (self._drafter.is_remote or schedule.keeps_features)
+        other_seconds = (time.perf_counter() - began) * (
+            self._drafter.is_remote or (schedule.rests and schedule.keeps_features)
+        )
         if forced:
             draft, forced = with_forced(draft, forced)
             plan = plan.replaced([len(tokens) for tokens in forced])

@@ -8,11 +8,13 @@ stops, and others go on meanwhile: with two lanes, one is drafted for while the 
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
 from decoding.drafters.base import Drafter, NoDrafter
+from decoding.drafters.in_turn import InTurn
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits
@@ -34,7 +36,7 @@ class Lane:
         self,
         target: Target,
         drafter: Drafter,
-        schedule: Schedule,
+        schedules: Seq[Schedule],
         waiting: deque[Sequence],
         *,
         num_slots: int,
@@ -45,9 +47,11 @@ class Lane:
     ) -> None:
         """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own.
 
+        There is one schedule, or one for each drafter that takes turns.
         `ahead` starts those rounds that it can before the last one is read; the host starts the others.
         """
-        self.target, self.drafter, self.schedule = target, drafter, schedule
+        self.target, self.drafter, self.schedules = target, drafter, schedules
+        self.schedule = schedule = schedules[0]  # of the drafter whose turn it is
         self.running: Running = ()  # the rows of the last round
         self.host, self.ahead = HostRounds(target, drafter, rule, num_slots), ahead
         starters = [self.host] if ahead is None else [ahead, self.host]
@@ -58,8 +62,9 @@ class Lane:
         target.allocate(num_slots, max_model_len, schedule.ceiling)
         target.hand_out(drafter.tap)
         if target.cache is not None and target.cache.has_states:
-            schedule.heed_states()
-        if self.host.has_dear_features:
+            for each in schedules:
+                each.heed_states()
+        if self.host.has_dear_features and not isinstance(drafter, InTurn):  # whose trials know
             schedule.heed_features()
         self._turns: Iterator[None] | None = None  # where it stopped; None: before a round
 
@@ -123,6 +128,16 @@ class Lane:
         self.rounds.take_finished()
         self.running, self._turns = (), None
 
+    def _take_turn(self, drafter: InTurn) -> None:
+        """Let the drafter draft that is to, as its schedule plans; what it reads first is a part of what it costs."""
+        began, trials = time.perf_counter(), self.schedule.trials
+        self.schedule = self.schedules[trials.drafter]
+        if drafter.turn_to(trials.drafter, trials.kept, self.running):
+            self.target.hand_out(drafter.tap)
+            self.schedule.observe_waking(len(self.running), time.perf_counter() - began)
+        if trials.prepared is not None:
+            trials.is_prepared = drafter.is_prepared(trials.prepared, self.running)
+
     def _forget_caches(self) -> None:
         if self.ahead is not None:
             self.ahead.forget_caches()
@@ -133,6 +148,8 @@ class Lane:
             self.schedule.observe_reading(*self.admission.reader.take())
             if running != self.running:
                 self.running = running
+            if running and isinstance(self.drafter, InTurn):
+                self._take_turn(self.drafter)
             has_waited = bool(running) and (yield from self.rounds.advance(self.running, self.schedule))
             if not has_waited:  # else the next round's request goes out first
                 yield

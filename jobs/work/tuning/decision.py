@@ -16,8 +16,9 @@ from rich.table import Table
 from actors.engines.candidates import none_left
 from actors.engines.loading import in_own_thread
 from actors.resources import shortage
+from decoding.choices import OWN_HEAD
 from jobs.driver.cluster import start_ray
-from jobs.driver.plan import Plan
+from jobs.driver.plan import Plan, folder_of
 from jobs.driver.progress import Progress
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.work.estimate import NUM_PLACES, evenly
@@ -38,6 +39,7 @@ _FIRST = 0.2  # of the time: for all to write the rows once, before the slower h
 def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory: RunDirectory | None = None) -> Plan:
     """Return the plan with one draft of several, by a trial on some of these units, which have `num_rows` rows.
 
+    Where the drafters can take turns in the engines of the run, all of them stay, and nothing is tried before.
     The choice is printed, and kept in the run directory. One that was kept is printed alone. Raises ValueError if no
     draft can be used, and what a task of Ray raises.
     """
@@ -45,7 +47,15 @@ def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory:
         print(f"  draft: {plan.choice} (by an earlier trial)")
     if plan.candidates is None:
         return plan
-    found = plan.candidates.found
+    found, settings = plan.candidates.found, plan.settings
+    if not plan.candidates.why_no_turns(settings, plan.pool.memory):
+        for line in plan.candidates.left_out:
+            print(f"  left out: {line}")
+        turns = tuple(
+            (drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft, name)
+            for drafter, draft, name in plan.candidates.turns
+        )
+        return replace(plan, settings=replace(settings, turns=turns), candidates=None)
     if len(found) == 1:
         named, why = plan.candidates, "nothing else in models.draft can be used"
         drafter, draft = found[0]

@@ -1,14 +1,15 @@
-"""DraftChoice: the draft that a trial took for a run from a list, kept in its drafts/choice.json.
+"""What a run knows of the drafts of its list: the choice of a trial, or what was found while they took turns.
 
-Who goes on with the run drafts with it again, unless the list has changed. No row depends on it.
+They are kept in its drafts/choice.json and drafts/turns.json. Who goes on with the run begins with them, unless the
+list has changed. No row depends on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, to_json
@@ -28,23 +29,70 @@ class DraftChoice:
     @classmethod
     def of(cls, run: Location) -> DraftChoice | None:
         """Return the choice of a run; None if none was made. Raises ValueError for a file that is damaged."""
-        file = run.child("drafts").child("choice.json")
-        try:
-            said = json.loads(file.read_bytes())
-            return cls(**said | {name: tuple(said[name]) for name in ("named", "measured", "left_out")})
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{file.name} does not describe the choice of a draft ({error!r}); remove it, and a trial decides again"
-            ) from error
+        return _read(run, "choice.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
 
     def write(self, run: Location) -> None:
-        """Keep it for the run, in place of an earlier one."""
-        folder, temporary = run.child("drafts"), run.child("_tmp")
-        folder.make_folder()
-        temporary.make_folder()
-        replace_file(folder.child("choice.json"), to_json(asdict(self)), temporary)
+        """Keep it for the run, in place of what was known before."""
+        _keep(run, "choice.json", asdict(self))
 
     def __str__(self) -> str:
         return f"{self.drafter if self.draft is None else f'{self.draft} ({self.drafter})'}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTurns:
+    """Which drafter led at the end of a command, and what each of them did in it."""
+
+    leader: str
+    ratios: Mapping[str, float]  # of those that were tried beside it, their speed over its
+    drafts: tuple[Mapping[str, Any], ...]  # the one with most rounds first
+
+    @classmethod
+    def of(cls, run: Location) -> DraftTurns | None:
+        """Return those of a run; None if no drafters took turns. Raises ValueError for a file that is damaged."""
+        return _read(run, "turns.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
+
+    def write(self, run: Location) -> None:
+        """Keep it for the run, in place of what was known before."""
+        _keep(run, "turns.json", asdict(self))
+
+    def __str__(self) -> str:
+        rounds = sum(each["rounds"] for each in self.drafts)
+        said = [
+            f"{each['drafts']} {each['rounds'] / rounds:.1%} of the rounds"
+            + (f" ({each['times_plain']:.2f} times plain)" if each["times_plain"] is not None else "")
+            for each in self.drafts
+            if each["rounds"]
+        ]
+        untried = [each["drafts"] for each in self.drafts if not each["rounds"]]
+        return "; ".join(
+            [f"{self.leader} led at the end", *said, *([f"no turn: {', '.join(untried)}"] * bool(untried))]
+        )
+
+
+_Known = TypeVar("_Known")
+
+
+def _read(run: Location, name: str, known: Callable[[dict[str, Any]], _Known]) -> _Known | None:
+    file = run.child("drafts").child(name)
+    try:
+        return known(json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file.name} does not say what the run found of its drafts ({error!r}); remove it, and it finds out again"
+        ) from error
+
+
+def _keep(run: Location, name: str, said: Mapping[str, Any]) -> None:
+    folder, temporary = run.child("drafts"), run.child("_tmp")
+    folder.make_folder()
+    temporary.make_folder()
+    replace_file(folder.child(name), to_json(said), temporary)
+    for other in {"choice.json", "turns.json"} - {name}:  # of another list, or of other settings
+        folder.child(other).remove()
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from decoding.pace.trials import Round, Trials
+from decoding.pace.compared import Round
+from decoding.pace.trials import Trials
 
 
 def shares(speed_with, speed_without: float, num_rounds: int = 4000, noise: float = 0.2, seed: int = 0) -> list[bool]:
@@ -125,7 +126,7 @@ def test_a_trial_counts_more_rounds_where_there_are_fewer_rows(num_rows, num_rou
 @pytest.mark.parametrize(("rest_speed", "num_kept", "num_without"), [(0.7, 6, 0), (0.9, 14, 14), (1.05, 14, 14)])
 def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest_speed, num_kept, num_without):
     """Rows that miss features never draft again, so they are kept where rest is slower than features can explain."""
-    trials, kept, without = Trials(has_features=True), 0, 0
+    trials, kept, without = Trials(has_features=(True,)), 0, 0
     for _ in range(16 + 2 * 14):
         kept += trials.is_resting and trials.keeps_features
         without += trials.is_resting and not trials.keeps_features
@@ -138,7 +139,7 @@ def test_features_go_on_in_a_trial_of_rest_until_it_could_be_the_faster_way(rest
 
 @pytest.mark.parametrize(("has_features", "num_rounds"), [(False, 96), (True, 384)])
 def test_a_drafter_whose_rows_cannot_draft_when_it_wakes_is_tried_again_later(has_features, num_rounds):
-    trials, between = Trials(has_features=has_features), 0
+    trials, between = Trials(has_features=(has_features,)), 0
     while not trials.is_resting or trials.is_trial:
         trials.observe(Round(1.0, 1.0 if trials.is_resting else 1.2), num_rows=16)
     while not trials.is_trial:

@@ -26,7 +26,8 @@ from tests.jobs.runs import content, problems
 PAIR = Path(__file__).parents[3] / "examples" / "tiny_pair"
 HEAD = str(PAIR / "head")
 LIST = (HEAD, str(PAIR / "draft"), "suffix", "none")
-FEW = ("--sampling.max_tokens=24", "--engine.num_slots=4")
+FIXED = ("--engine.draft_length=fixed",)  # with which drafters cannot take turns, so that a trial decides
+FEW = ("--sampling.max_tokens=24", "--engine.num_slots=4", *FIXED)
 
 
 class Run(Job):
@@ -100,7 +101,7 @@ def test_a_run_with_a_list_writes_the_texts_of_one_draft_and_says_what_was_taken
     settings = RunDirectory.open(str(run.output)).run["settings"]
     assert settings["models"]["draft"] == list(LIST)
     run.output = run.folder / "fixed"
-    run.write(HEAD, more=("--run.local", "--engine.draft_length=fixed"))
+    run.write(HEAD)
     assert content(run.output) == found
     assert RunDirectory.open(str(run.output)).identity_digest == identity
     assert "draft_choice" not in json.loads((run.output / "report.json").read_text())
@@ -241,7 +242,8 @@ def test_the_plan_says_what_would_be_tried_and_later_what_was_taken(run, monkeyp
     dry = ("--run.local", "--dry-run")
     assert generate.main(run.flags(*LIST, more=dry)) == 0
     printed = " ".join(run.printed().split())
-    assert f"draft: the fastest, by a trial of at most 60 s before the run: {HEAD} (eagle3)," in printed
+    why = "they take turns where draft lengths adapt, and engine.draft_length is fixed"
+    assert f"draft: the fastest, by a trial of at most 60 s before the run ({why}): {HEAD} (eagle3)," in printed
     run.write(*LIST)
     assert generate.main(run.flags(*LIST, more=dry)) == 0
     assert "taken: by a trial before: suffix: so it is" in " ".join(run.printed().split())
