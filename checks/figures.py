@@ -156,7 +156,8 @@ def claims(
     for line in (line for run in predicted for line in run["lines"]):
         if "none" not in line["work"]:
             where = f"{line['work']}, {line['dtype']}, {rows_at_once(line['rows_at_once'])} at once"
-            yield f"old texts cost at most a twentieth of the speed ({where})", line["times_plain"] >= 0.95
+            least = min(line["times_plain"], line.get("times_suffix", 1.0))  # early figures do not have the second
+            yield f"old texts cost at most a twentieth of the speed ({where})", least >= 0.95
     lines = {(line["draft"], line["kind"]): line for line in learned["lines"]}
     lengths = {key: line["live_length"] for key, line in lines.items()}
     for (name, kind), line in lines.items():
