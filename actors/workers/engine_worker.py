@@ -3,8 +3,9 @@
 Its DraftFollower lets the engine use the draft that the run wants.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,16 +22,22 @@ from actors.rows.plain import PlainRows
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task
+from actors.units.unit_record import Signal
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
+from actors.workers.auditor import Auditor
 from decoding.engine.draft_folder import read_replacement
+from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event, LogSettings, tell_warnings
+from pipeline.run.commit import Receipt
 from pipeline.run.earlier_rows import earlier_texts
 from pipeline.run.row_sample import NO_ROWS, RowSample
+from pipeline.streaming.calls import UnitError
 
 LOOK_EVERY_S = 2.0
 _PATIENCE_S = 30.0  # for a reply
+_LOOK_AT_VERDICT_EVERY_S = 1.0
 Wanted = Callable[[], WantedDraft]
 Reject = Callable[[int, Rejection], object]
 _log = logging.getLogger(__name__)
@@ -114,6 +121,7 @@ class WorkerSpec:
     recorded_rows: RowSample = NO_ROWS  # whose rounds are kept
     reuse: str | None = None  # the run whose texts are predictions
     follows_drafts: bool = True  # that are offered to the run while it goes on
+    audits: bool = False  # whether units of others are audited, and a call waits for the audit of its unit
     hang_timeout_s: float
     log_settings: LogSettings
     tells_every_s: float = EVERY_S  # how often the ledger is told what is written, to show while the run goes on
@@ -128,6 +136,7 @@ class EngineWorker(UnitWorker):
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
         self.ledger, self.workplace, self._owes_text = ledger, workplace, spec.tells_text
+        self._auditor: Auditor | None = None
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         try:
             run = open_run(spec.run_path)
@@ -148,6 +157,25 @@ class EngineWorker(UnitWorker):
             self.tell_failure(self.failure)
         else:
             ledger.join.remote(workplace.process, workplace.node, workplace.actor, workplace.card)
+            if spec.audits:
+                self._auditor = Auditor(self, engine)
+                self._auditor.start()
+
+    async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
+        """Return what becomes of a unit, as UnitWorker does; where units are audited, once its audit has ended."""
+        work = super().outcome(unit, is_backup)
+        return await work if self._auditor is None else await self._auditor.run(self._audited(unit, work))
+
+    async def _audited(
+        self, unit: WorkUnit, work: Coroutine[Any, Any, Receipt | UnitError | None]
+    ) -> Receipt | UnitError | None:
+        outcome = await work
+        while isinstance(outcome, Receipt):
+            answer: Signal | str = await self.ledger.verdict.remote(unit.unit_id)
+            if answer is not Signal.WAIT:
+                return outcome if answer is Signal.GO else None if answer is Signal.STOP else UnitError(answer)
+            await asyncio.sleep(_LOOK_AT_VERDICT_EVERY_S)
+        return outcome
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""

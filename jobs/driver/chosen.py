@@ -94,6 +94,26 @@ def with_lookup(config: _Config) -> _Config:
     return replace(config, run=run, generator=replace(generator, engine=replace(engine, drafter=drafter)))
 
 
+def refuse_audits(config: RunConfig) -> None:
+    """Raise ValueError if units are to be audited (`run.audit_fraction`) by which no one could be found at fault."""
+    own = f"run.audit_fraction is {config.run.audit_fraction:g}, but "
+    named, pool = config.beyond_one_process, config.actors
+    apart = [part.asked_by for part in config.generator.apart]
+    if not config.run.audit_fraction:
+        return
+    if named and named[0] not in apart:
+        raise ValueError(f"{own}it has {named[0]}, and texts of Dray's own engine are audited; drop one of them")
+    if pool.num_at_once < 2:
+        raise ValueError(
+            f"{own}actors.min_actors is {pool.num_at_once}, and another place than wrote a unit audits it; set "
+            "actors.min_actors to 2 or more"
+        )
+    if config.run.exact != "required":
+        raise ValueError(
+            f"{own}run.exact is 'any', and an audit compares texts that come out again; set it to required"
+        )
+
+
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
     """Return the settings with the drafter that needs no model, and why, where none is given and the text allows it."""
     engine, is_named = settings.engine, settings.models.draft is not None or bool(settings.models.candidates)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ _REPEATS = {  # what `Ledger.summary` counts, for a reader
     "num_condemned_rows": "rows were given up because they kill their process",
     "num_handed_back": "units were given back by places that failed or were drained",
     "num_backups": "units were also begun by idle actors (run.backup_units)",
+    "num_audits": "units were found right by the audit of another place (run.audit_fraction)",
+    "num_failed_audits": "units failed their audit and were done again",
+    "num_lost_audits": "units were not audited, since no audit of them came to an end",
 }
 _log = logging.getLogger(__name__)
 
@@ -100,6 +104,8 @@ def execute(
             spec = replace(spec, tells_every_s=BETWEEN_BEATS_S)
             yield from in_process(units, spec, plan, pool.num_units_at_once, progress, lease)
             return
+        audit_fraction = 0.0 if isinstance(units, FailedUnits) else run.audit_fraction
+        spec = replace(spec, audits=audit_fraction > 0)
         start_ray(run.ray_address)
         progress.note(cluster_in_words(run.ray_address))
         progress.say(loading)
@@ -109,6 +115,7 @@ def execute(
             max_waiting=2 * pool.max_actors * pool.num_units_at_once + 16,
             num_places=pool.num_at_once,
             places_timeout_s=run.places_timeout_s,
+            audit_fraction=audit_fraction,
         )
         # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
         # Two attempts at a program may meet different results of tools, and fail on different rows.
@@ -204,7 +211,8 @@ def _receipts(
     while True:
         left = replace(feed, done=IdSet(done))
         try:
-            for receipt in stream_units(left, num_units - len(done), EngineWorker, given, pool, timeout_s):
+            num_left, has_ended = num_units - len(done), partial(_has_ended, feed.ledger)
+            for receipt in stream_units(left, num_left, EngineWorker, given, pool, timeout_s, has_ended):
                 if done.add(receipt.unit_id):
                     num_in_a_row = 0
                     yield receipt
@@ -220,6 +228,10 @@ def _receipts(
                 Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
             )
             ray.get(feed.ledger.dismiss.remote())
+
+
+def _has_ended(ledger: Any) -> bool:
+    return bool(ray.get(ledger.has_ended.remote()))
 
 
 def in_process(

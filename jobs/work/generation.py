@@ -116,6 +116,10 @@ def retry(config: RetryConfig) -> Exit:
 
 def _begin_retry(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
     run_directory, wanted = plan.run_directory, Wanted(config.stage, config.error_type)
+    if config.run.audit_fraction:
+        print(
+            "note: run.audit_fraction is for dray generate; rows that are tried again are not audited", file=sys.stderr
+        )
     if run_directory is None:
         raise ValueError(f"{config.output.path}: no run here; dray generate makes one")
     if config.dry_run:
