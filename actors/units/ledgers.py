@@ -15,8 +15,10 @@ import ray
 
 from actors.audits.table import AuditTable
 from actors.resources import on_this_node
+from actors.units.hand_outs import Request
 from actors.units.ledger import Ledger
 from actors.units.unit_record import Signal, UnitRecord
+from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
 
@@ -48,10 +50,13 @@ class AuditedLedger(Ledger):
     def next_audit(self, process: str, node: str, name: str) -> WorkUnit | None:
         """Return a unit that a process is to audit now, or None. `name` tells its place to people."""
         self._names[process] = name
-        return self._audits.next(process, node) if self._places.may_audit(process) else None
+        for audit in self._audits.hopeless():
+            text = f"unit {audit.unit.unit_id} was not audited, since no audit of it came to an end: {audit.failure}"
+            self.warn(text, text)
+        return self._audits.next(process, node) if self._places.is_well(process) else None
 
     def audits(self, unit_id: int, process: str) -> bool:
-        """Return whether a process is to go on with the audit of a unit. It asks every few seconds, or loses it."""
+        """Return whether it is this process that audits a unit. It asks every few seconds, or loses the audit."""
         return self._audits.of(unit_id, process) is not None
 
     def audit_ended(self, unit_id: int, process: str, problem: str | None, writer: str | None) -> bool:
@@ -63,37 +68,32 @@ class AuditedLedger(Ledger):
         if audit is None:
             return False
         if problem is None:
-            self._audits.close(unit_id, "num_audits")
-            return False
-        suspect = audit.suspect(writer)
-        if suspect is not None:
+            self._audits.close(audit, "num_audits")
+        elif (suspect := audit.writer or writer) is not None:
             self._accuse(suspect, f"unit {unit_id}, {problem}")
-        return True
+        return problem is not None
 
-    def audit_lost(self, unit_id: int, process: str, cause: str) -> None:
-        """Let another process audit a unit that this one could not; after several of them none does."""
-        if self._audits.give_up(unit_id, process):
-            text = f"unit {unit_id} was not audited, since no audit of it came to an end: {cause}"
-            self.warn(text, text)
+    def audit_lost(self, unit_id: int, process: str, failure: str) -> None:
+        """Let another process audit a unit that this one could not."""
+        if (audit := self._audits.of(unit_id, process)) is not None:
+            audit.auditor, audit.failure = None, failure
 
     def reopen(self, unit_id: int, process: str) -> None:
         """Let a unit be done again, whose part was moved away after its audit by this process."""
-        audit = self._audits.of(unit_id, process)
-        if audit is None:
-            return
-        self._audits.close(unit_id, "num_failed_audits")
-        self._finished.discard(unit_id)
-        self._reopened.add(unit_id)
-        self._units[unit_id] = unit = UnitRecord(audit.unit)
-        self._num_waiting += 1
-        self._give_back(unit_id, unit)
+        if (audit := self._audits.of(unit_id, process)) is not None:
+            self._audits.close(audit, "num_failed_audits")
+            self._finished = IdSet(each for each in self._finished if each != unit_id)
+            self._reopened.add(unit_id)
+            self._units[unit_id] = unit = UnitRecord(audit.unit)
+            self._num_waiting += 1
+            self._give_back(unit_id, unit)
 
     def verdict(self, unit_id: int) -> Signal | str:
         """Return what becomes of the call that brought a unit: WAIT, GO: it is done, or STOP: it is to be done again.
 
         A text says why the run ends.
         """
-        if unit_id not in self._audits:
+        if unit_id not in self._audits.open:
             return Signal.GO if unit_id in self._finished else Signal.STOP
         if not self._audits.is_stuck():
             return Signal.WAIT
@@ -105,7 +105,7 @@ class AuditedLedger(Ledger):
 
     def has_ended(self) -> bool:
         """Return whether no unit is to be audited, or done again after its audit."""
-        return not self._audits and not self._reopened
+        return not self._audits.open and not self._reopened
 
     def dismiss(self) -> None:
         """Remove all processes, as Ledger does; units that failed their audit are handed out by the next feed."""
@@ -118,22 +118,18 @@ class AuditedLedger(Ledger):
         """Return the run's counts, those of audits among them."""
         return super().summary() | self._audits.counts
 
-    def _hand_out(self, unit: WorkUnit) -> UnitCall | Signal:
-        return self._unless_open(super()._hand_out(unit))
-
-    def _hand_out_again(self, backups: bool) -> UnitCall | Signal:
-        answer = self._unless_open(super()._hand_out_again(backups))
-        self._has_feed_ended = answer is Signal.STOP
-        return answer
+    def _once(self, request: Request | None, answer: Callable[[], UnitCall | Signal]) -> UnitCall | Signal:
+        return super()._once(request, lambda: self._unless_open(answer()))
 
     def _unless_open(self, answer: UnitCall | Signal) -> UnitCall | Signal:
         """Keep the feed open, and idle processes with it, while units may yet be audited or done again."""
-        if answer is not Signal.STOP or not self._audits.fraction:
-            return answer
         workers = (each for unit in self._units.values() for each in unit.workers)
-        is_at_work = any(self._places.knows(each.process) for each in workers)
-        is_open = bool(self._audits) or (is_at_work if self._is_stopping else bool(self._units))
-        return Signal.WAIT if is_open else Signal.STOP
+        is_at_work = any(self._places.is_well(each.process) for each in workers)
+        is_open = self._audits.open or (is_at_work if self._is_stopping else self._units)
+        if answer is not Signal.STOP or not self._audits.fraction or not is_open:
+            return answer
+        self._has_feed_ended = False
+        return Signal.WAIT
 
     def _accuse(self, process: str, what: str) -> None:
         """Give the place of a process no more units, and let what it wrote be audited."""

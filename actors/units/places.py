@@ -236,14 +236,10 @@ class PlaceTable:
             return True
         return not place.leaves and not place.units and self._clock() >= place.rests_until
 
-    def may_audit(self, process: str) -> bool:
-        """Tell whether a process is there and well."""
+    def is_well(self, process: str) -> bool:
+        """Tell whether a process is there and gets units."""
         place = self._places.get(process)
         return place is not None and place.is_well and place.card not in self.cards_left_out()
-
-    def knows(self, process: str) -> bool:
-        """Tell whether a process is there, as far as is known."""
-        return process in self._places
 
     def is_on_trial(self, process: str) -> bool:
         """Tell whether a process has failed and nothing has shown yet that it is well again."""

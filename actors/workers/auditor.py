@@ -5,20 +5,23 @@ import logging
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from actors.engines.loading import LoadedEngine
 from actors.errors import describe
+from actors.units.unit_record import Signal
 from actors.units.worker import UnitWorker
 from actors.workers.written_again import Again, RecordedRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.logs import Event
 from pipeline.run.check import check_units, quarantine
-from pipeline.run.commit import work_of
+from pipeline.run.commit import Receipt, work_of
 from pipeline.run.unit_rows import read_unit_rows
+from pipeline.streaming.calls import UnitError
 
-_LOOK_EVERY_S = 2.0  # for a unit to audit, and whether an audit is still this process's own
-_Found = TypeVar("_Found")
+_LOOK_EVERY_S = 2.0  # for a unit to audit, for the verdict on one, and to say that an audit goes on
+Outcome = Receipt | UnitError | None
+Work = Coroutine[Any, Any, Outcome]
 _log = logging.getLogger(__name__)
 
 
@@ -39,9 +42,19 @@ class Auditor:
         threading.Thread(target=self._loop.run_forever, name="auditor", daemon=True).start()
         self._watch = asyncio.run_coroutine_threadsafe(self._audit_all(), self._loop)
 
-    async def run(self, work: Coroutine[Any, Any, _Found]) -> _Found:
-        """Return what comes of this work in the event loop of the audits."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def outcome(self, unit: WorkUnit, work: Work) -> Outcome:
+        """Return what comes of this work over a unit, in the event loop of the audits, once its own has ended."""
+        judged = self._until_judged(unit, work)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(judged, self._loop))
+
+    async def _until_judged(self, unit: WorkUnit, work: Work) -> Outcome:
+        outcome = await work
+        while isinstance(outcome, Receipt):
+            answer: Signal | str = await self._ledger.verdict.remote(unit.unit_id)
+            if answer is not Signal.WAIT:
+                return outcome if answer is Signal.GO else None if answer is Signal.STOP else UnitError(answer)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return outcome
 
     async def _audit_all(self) -> None:
         place, unit = self._worker.workplace, None
@@ -57,27 +70,21 @@ class Auditor:
 
     async def _audit(self, unit: WorkUnit) -> None:
         """Judge a unit and tell the ledger. The part of one that fails is moved away; what is in it names no place."""
-        work = asyncio.ensure_future(self._judged(unit))
-        lost = asyncio.ensure_future(self._until_lost(unit))
+        stays = asyncio.ensure_future(self._say_that_it_goes_on(unit))
         try:
-            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return
-            files, problem, writer = work.result()
+            files, problem, writer = await self._judged(unit)
         except Exception as error:  # noqa: BLE001 - another process may be able to
             await self._ledger.audit_lost.remote(unit.unit_id, self._process, describe(error))
             return
         finally:
-            for each in (work, lost):
-                each.cancel()
-            await asyncio.gather(work, lost, return_exceptions=True)
+            stays.cancel()
         if await self._ledger.audit_ended.remote(unit.unit_id, self._process, problem, writer):
             reason = f"unit {unit.unit_id}, {problem}: it is not what the target writes (run.audit_fraction)"
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(quarantine, self._worker.run, dict.fromkeys(files, reason))
             await self._ledger.reopen.remote(unit.unit_id, self._process)
 
-    async def _until_lost(self, unit: WorkUnit) -> None:
+    async def _say_that_it_goes_on(self, unit: WorkUnit) -> None:
         while await self._ledger.audits.remote(unit.unit_id, self._process):
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -89,8 +96,7 @@ class Auditor:
         files = [f"{folder}/{name}" for folder in places if has[folder]]
         if not has["data"]:
             return files, "its part is gone", None
-        report = await asyncio.to_thread(check_units, run, [(unit, name, True, has["errors"])])
-        if report.damaged:
+        if (await asyncio.to_thread(check_units, run, [(unit, name, True, has["errors"])])).damaged:
             return files, "its rows or counts do not add up", None
         rows, read = await asyncio.to_thread(lambda: (read_unit_rows(run, unit), self._worker.units.read(run, unit)))
         work = work_of(rows.generations.schema)

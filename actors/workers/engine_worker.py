@@ -3,9 +3,8 @@
 Its DraftFollower lets the engine use the draft that the run wants.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,6 @@ from actors.rows.plain import PlainRows
 from actors.run_notes import Rejection, WantedDraft, WrittenText
 from actors.settings import GeneratorSettings, ModelSettings
 from actors.tasks import Task
-from actors.units.unit_record import Signal
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
@@ -37,7 +35,6 @@ from pipeline.streaming.calls import UnitError
 
 LOOK_EVERY_S = 2.0
 _PATIENCE_S = 30.0  # for a reply
-_LOOK_AT_VERDICT_EVERY_S = 1.0
 Wanted = Callable[[], WantedDraft]
 Reject = Callable[[int, Rejection], object]
 _log = logging.getLogger(__name__)
@@ -164,18 +161,7 @@ class EngineWorker(UnitWorker):
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
         """Return what becomes of a unit, as UnitWorker does; where units are audited, once its audit has ended."""
         work = super().outcome(unit, is_backup)
-        return await work if self._auditor is None else await self._auditor.run(self._audited(unit, work))
-
-    async def _audited(
-        self, unit: WorkUnit, work: Coroutine[Any, Any, Receipt | UnitError | None]
-    ) -> Receipt | UnitError | None:
-        outcome = await work
-        while isinstance(outcome, Receipt):
-            answer: Signal | str = await self.ledger.verdict.remote(unit.unit_id)
-            if answer is not Signal.WAIT:
-                return outcome if answer is Signal.GO else None if answer is Signal.STOP else UnitError(answer)
-            await asyncio.sleep(_LOOK_AT_VERDICT_EVERY_S)
-        return outcome
+        return await (work if self._auditor is None else self._auditor.outcome(unit, work))
 
     def _tell(self, stats: EngineStats) -> None:
         """Tell the ledger how much this engine has written, of units that are not committed, too."""

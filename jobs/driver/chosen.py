@@ -95,23 +95,16 @@ def with_lookup(config: _Config) -> _Config:
 
 
 def refuse_audits(config: RunConfig) -> None:
-    """Raise ValueError if units are to be audited (`run.audit_fraction`) by which no one could be found at fault."""
-    own = f"run.audit_fraction is {config.run.audit_fraction:g}, but "
-    named, pool = config.beyond_one_process, config.actors
+    """Raise ValueError if units are to be audited (`run.audit_fraction`), and no other place could judge them."""
     apart = [part.asked_by for part in config.generator.apart]
-    if not config.run.audit_fraction:
-        return
-    if named and named[0] not in apart:
-        raise ValueError(f"{own}it has {named[0]}, and texts of Dray's own engine are audited; drop one of them")
-    if pool.num_at_once < 2:
-        raise ValueError(
-            f"{own}actors.min_actors is {pool.num_at_once}, and another place than wrote a unit audits it; set "
-            "actors.min_actors to 2 or more"
-        )
+    named = [name for name in config.beyond_one_process if name not in apart]
+    named = [f"it has {name}, and Dray's own texts are audited" for name in named]
+    if config.actors.num_at_once < 2:
+        named.append(f"actors.min_actors is {config.actors.num_at_once}, and another place audits a unit; set it to 2")
     if config.run.exact != "required":
-        raise ValueError(
-            f"{own}run.exact is 'any', and an audit compares texts that come out again; set it to required"
-        )
+        named.append("run.exact is 'any', and audited texts must come out again; set it to required")
+    if config.run.audit_fraction and named:
+        raise ValueError(f"run.audit_fraction is {config.run.audit_fraction:g}, but {named[0]}")
 
 
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:

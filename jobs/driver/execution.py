@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +206,14 @@ def _receipts(
     """
     from pipeline.streaming.stream import stream_units  # Ray Data, which takes a second to load and a local run lacks
 
+    def has_ended() -> bool:
+        return bool(ray.get(feed.ledger.has_ended.remote()))
+
     done, num_in_a_row = IdSet(), 0
     while True:
         left = replace(feed, done=IdSet(done))
         try:
-            num_left, has_ended = num_units - len(done), partial(_has_ended, feed.ledger)
-            for receipt in stream_units(left, num_left, EngineWorker, given, pool, timeout_s, has_ended):
+            for receipt in stream_units(left, num_units - len(done), EngineWorker, given, pool, timeout_s, has_ended):
                 if done.add(receipt.unit_id):
                     num_in_a_row = 0
                     yield receipt
@@ -228,10 +229,6 @@ def _receipts(
                 Event("pool made anew", error_type=type(error).__name__, units_done=len(done), in_a_row=num_in_a_row)
             )
             ray.get(feed.ledger.dismiss.remote())
-
-
-def _has_ended(ledger: Any) -> bool:
-    return bool(ray.get(ledger.has_ended.remote()))
 
 
 def in_process(

@@ -60,9 +60,9 @@ def test_what_a_place_forges_is_found_and_done_again_and_no_file_says_where(job,
     ("flags", "why"),
     [
         (("--run.local",), "run.local is set, for a run without Ray, but run.audit_fraction asks for Ray"),
-        (("--actors.max_actors=4",), "actors.min_actors is 1, and another place than wrote a unit audits it"),
-        ((*THREE, "--run.exact=any"), "run.exact is 'any', and an audit compares texts that come out again"),
-        ((*THREE, "--program.function=a.b:c"), "it has program.function, and texts of Dray's own engine are audited"),
+        (("--actors.max_actors=4",), "actors.min_actors is 1, and another place audits a unit; set it to 2"),
+        ((*THREE, "--run.exact=any"), "run.exact is 'any', and audited texts must come out again"),
+        ((*THREE, "--program.function=a.b:c"), "it has program.function, and Dray's own texts are audited"),
         (("--run.audit_fraction=1.5",), "run.audit_fraction"),
     ],
 )

@@ -174,6 +174,8 @@ def test_an_audit_goes_to_another_process_once_its_own_is_silent_and_is_given_up
     assert asks(ledger, "f") == 0
     assert not ledger.audits(0, "d"), "one that comes back late has lost it"
     ledger.audit_lost(0, "f", "OSError: gone")
+    assert ledger.verdict(0) is Signal.WAIT
+    assert asks(ledger, "e") is None
     assert ledger.verdict(0) is Signal.GO
     assert ledger.warnings() == ["unit 0 was not audited, since no audit of it came to an end: OSError: gone"]
     assert ledger.summary()["num_lost_audits"] == 1
