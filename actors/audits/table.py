@@ -14,7 +14,10 @@ _MOST_BEGUN = 4  # audits of a unit that came to no end
 
 @dataclass
 class Audit:
-    """A unit to be audited by none of the processes that had it, each given with its node. `writer` may be unknown."""
+    """A unit to be audited by none of the processes that may have written it, each given with its node.
+
+    `writer` is the one that did, where that is known.
+    """
 
     unit: WorkUnit
     holders: Mapping[str, str]
@@ -53,9 +56,10 @@ class AuditTable:
         `holders` are the processes to which the unit was given, with their nodes. What none of them says to have
         committed is audited as well, since it is not known who wrote it.
         """
-        if is_suspect or process not in holders or self.is_drawn(unit.unit_id):
-            writer = process if process in holders else None
-            self.open[unit.unit_id] = Audit(unit, holders, writer, self._clock())
+        if process not in holders:
+            self.open[unit.unit_id] = Audit(unit, holders, None, self._clock())
+        elif is_suspect or self.is_drawn(unit.unit_id):
+            self.open[unit.unit_id] = Audit(unit, {process: holders[process]}, process, self._clock())
         else:
             self._written.setdefault(process, {})[unit.unit_id] = unit, holders[process]
 

@@ -35,7 +35,7 @@ from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.checkpoint.supported import model_folder
 from decoding.common_prefix import common_prefix
-from decoding.engine.load import Parts, load_parts
+from decoding.engine.load import Parts
 from jobs.work.tuning.engine_turns import engine_way
 
 _SYSTEM, _CHANGED = "You are a helpful assistant.", "You are a friendly assistant."
@@ -119,7 +119,7 @@ def _lines(
     own_texts = texts(parts["none"])
     works = {work: (_SYSTEM if work == "audit" else _CHANGED, own_texts) for work in options.works if work != "weights"}
     for noise, other in others.items():
-        works[f"weights {noise:g}"] = _SYSTEM, texts(load_parts(other, None, plain, *where))
+        works[f"weights {noise:g}"] = _SYSTEM, texts(load_beside(other, [(None, plain)], *where)[0])
     found = []
     for work, (system, old) in works.items():
         known = {name: old if name == _WITH else () for name in how}

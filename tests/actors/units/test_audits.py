@@ -202,6 +202,15 @@ def test_a_unit_that_its_holder_does_not_say_to_have_committed_is_audited_whatev
     assert ledger.warnings()[0].startswith("host of c wrote"), "it had lost the unit, and committed it late"
 
 
+def test_a_process_audits_a_unit_that_was_its_own_once_the_backup_of_another_was_first(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1)
+    ledger.begin(0, 3, "a", "node of a", call="first")
+    ledger.begin(0, 3, "b", "node of b", True, "backup")
+    ledger.finish(0, "b")
+    assert asks(ledger, "b") is None
+    assert asks(ledger, "a") == 0
+
+
 def test_a_run_that_stops_hands_nothing_out_and_lets_audits_end(clock: Clock) -> None:
     ledger = ledger_of(clock, 2, "abc")
     write(ledger, 0, "a")
