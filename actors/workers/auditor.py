@@ -32,7 +32,7 @@ class Auditor:
     """
 
     def __init__(self, worker: UnitWorker, engine: LoadedEngine) -> None:
-        """Audit with the rows and the engine of a worker."""
+        """Prepare audits with the rows and the engine of a worker."""
         self._worker, self._ledger, self._process = worker, worker.ledger, worker.workplace.process
         self._again = Again(engine, worker.rows)
         self._loop = asyncio.new_event_loop()
@@ -57,8 +57,9 @@ class Auditor:
         return outcome
 
     async def _audit_all(self) -> None:
-        place, unit = self._worker.workplace, None
+        place = self._worker.workplace
         while True:
+            unit = None
             try:
                 unit = await self._ledger.next_audit.remote(self._process, place.node, place.card or place.host)
                 if unit is not None:
@@ -73,16 +74,15 @@ class Auditor:
         stays = asyncio.ensure_future(self._say_that_it_goes_on(unit))
         try:
             files, problem, writer = await self._judged(unit)
+            if await self._ledger.audit_ended.remote(unit.unit_id, self._process, problem, writer):
+                reason = f"unit {unit.unit_id}, {problem}: it is not what the target writes (run.audit_fraction)"
+                with suppress(FileNotFoundError):
+                    await asyncio.to_thread(quarantine, self._worker.run, dict.fromkeys(files, reason))
+                await self._ledger.reopen.remote(unit.unit_id, self._process)
         except Exception as error:  # noqa: BLE001 - another process may be able to
             await self._ledger.audit_lost.remote(unit.unit_id, self._process, describe(error))
-            return
         finally:
             stays.cancel()
-        if await self._ledger.audit_ended.remote(unit.unit_id, self._process, problem, writer):
-            reason = f"unit {unit.unit_id}, {problem}: it is not what the target writes (run.audit_fraction)"
-            with suppress(FileNotFoundError):
-                await asyncio.to_thread(quarantine, self._worker.run, dict.fromkeys(files, reason))
-            await self._ledger.reopen.remote(unit.unit_id, self._process)
 
     async def _say_that_it_goes_on(self, unit: WorkUnit) -> None:
         while await self._ledger.audits.remote(unit.unit_id, self._process):

@@ -136,6 +136,7 @@ def test_the_run_ends_with_an_error_if_no_other_place_is_left_to_audit(clock: Cl
     for _ in range(9):
         assert ledger.verdict(0) is Signal.WAIT
         clock.now += 10.0
+        assert asks(ledger, "a") is None
         if how != "it has left":
             assert asks(ledger, "b") is None, "its question does not begin the time anew"
     said = ledger.verdict(0)
