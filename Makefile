@@ -244,11 +244,12 @@ gpu-kernels: setup  ## print what each kernel of a layer takes of a GPU's multip
 picture: setup  ## take all pictures: those below and the endpoint's page; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m tests.endpoint.page.picture docs/pictures/page.png
 	$(MAKE) picture-report picture-terminal
+	$(BIN)/python -m tests.jobs.report_page.picture out/pictures/diff/changes.html docs/pictures/diff.png
 
 picture-report: demo  ## take the picture of the demo's report alone
 	$(BIN)/python -m tests.jobs.report_page.picture out/demo docs/pictures/report.png
 
-picture-terminal: setup  ## take the pictures of a terminal: a plan, a run, and dray tune's table; about three minutes
+picture-terminal: setup  ## take the pictures of a terminal: a plan, runs, and the tables of dray tune, audit and diff; about five minutes
 	$(BIN)/python -m tests.jobs.terminal_picture docs/pictures out/pictures
 
 setup-vllm: .venv-vllm/installed  ## create .venv-vllm: Dray beside vLLM for processors, for engine.backend 'vllm' without a GPU

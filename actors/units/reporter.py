@@ -68,7 +68,8 @@ class Reporter:
             if row is not None:
                 shown["prompt"] = str(row.messages if row.prompt is None else row.prompt)[:_EXCERPT]
         place = {"row": f"{error.file}#{error.row_number + 1}", "row_id": error.row_id}
-        _log.warning(Event("row failed", **place, stage=error.stage, error_type=error.error_type, **shown))
+        level = logging.INFO if error.stage == "validate" else logging.WARNING  # to refuse texts is what a check is for
+        _log.log(level, Event("row failed", **place, stage=error.stage, error_type=error.error_type, **shown))
 
     def committed(self, receipt: Receipt, errors: Seq[ErrorRow]) -> None:
         """Report a committed unit. One that another attempt committed was counted there."""

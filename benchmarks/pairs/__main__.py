@@ -1,11 +1,11 @@
 """Compare the speed of this checkout with that of another commit: `python -m benchmarks.pairs --base COMMIT`.
 
 A worker runs the code of each commit. The two generate the same rows in turns of a fraction of a second, in a random
-order, so that other work on the machine slows both alike. A pair is one repeat of both. Where the system puts a
-process's memory makes it some percent faster or slower for its whole life, so new workers begin after every three
-pairs. The table shows the median of
-the pairs' ratios (above 1: this checkout is faster) with its interval. A change is within 2 % if the interval holds
-nothing below 0.98 and is at most 0.03 wide; pairs are added until it is as narrow, up to a limit.
+order, so that other work on the machine slows both alike. A pair is one repeat of both. Where the system puts the
+memory of a process makes it some percent faster or slower for its whole life, so each pair has new workers: several
+pairs of the same ones would not be independent. The table shows the median of the pairs' ratios (above 1: this checkout
+is faster) with its interval. A change is within 2 % if the interval holds nothing below 0.98 and is at most 0.03 wide;
+pairs are added until it is as narrow, up to a limit.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from benchmarks.roofline.hardware import describe_machine, record
 from decoding.turns import Pass, Way, one_repeat, paired_ratios
 
 _TURN_SECONDS = 0.1
-_PAIRS_OF_A_PROCESS = 3
 WAYS = {  # the drafter, and whether rows have a form
     "plain": ("none", False),
     "model": ("model", False),
@@ -113,7 +112,7 @@ def _measure(options: argparse.Namespace, base: Path, way: str, batch: int) -> d
                 commit.ask("load", drafter=drafter, num_slots=batch, prompts=prompts)
             ways = {name: _way_of(commit) for name, commit in commits.items()}
             one_repeat(ways, 0)  # the first one warms up
-            pairs += [one_repeat(ways, 1 + len(pairs) + index) for index in range(_PAIRS_OF_A_PROCESS)]
+            pairs.append(one_repeat(ways, 1 + len(pairs)))
         of_base, own = ([each[name].done / each[name].seconds for each in pairs] for name in ways)
         if len(pairs) >= options.pairs:
             found = Interval.of(paired_ratios(own, of_base))

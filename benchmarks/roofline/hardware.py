@@ -12,6 +12,12 @@ import torch
 
 from benchmarks.harness import CPU, median_seconds, write_json
 
+_VECTORS = {  # by the flag of the kernel that tells of them, the widest first
+    "amx_bf16": "AMX, AVX-512 with bfloat16",
+    "avx512_bf16": "AVX-512 with bfloat16",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2 alone",
+}
 _COPY_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 
 
@@ -56,7 +62,11 @@ def record(file: Path | None, **facts: Any) -> None:
 
 
 def _processor() -> str:
+    """Return the processor's name and its widest vectors: machines of one name may differ in them, and in speed."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    flags = set(facts.get("flags", "").split())
+    widest = next((vectors for flag, vectors in _VECTORS.items() if flag in flags), "")
+    return f"{name} ({widest})" if widest else name

@@ -1,6 +1,7 @@
-"""Command that takes a picture of a run's page: its head, and a sample with what was accepted and rejected.
+"""Command that takes a picture of a run's page, or of the page of `dray diff --html`: its head, and a sample.
 
 python -m tests.jobs.report_page.picture out/demo docs/pictures/report.png
+python -m tests.jobs.report_page.picture out/pictures/diff/changes.html docs/pictures/diff.png
 """
 
 import base64
@@ -13,7 +14,7 @@ from jobs.report_page.page import write_page
 from pipeline.run.directory import RunDirectory
 from tests.endpoint.page.browser import chromium
 
-WIDTH, HEIGHT = 1200, 960
+WIDTH, HEIGHTS = 1200, {"a run": 960, "a diff": 760}
 # What lies between the charts and the samples is left out, so that both are in one picture, and so are speeds, which
 # say something only beside the processor that they were measured on.
 _LEAVE_OUT = """
@@ -26,20 +27,30 @@ document.querySelector('.samples').style.marginTop = '1.6rem';
 document.documentElement.style.overflow = 'hidden';
 for (const each of [...document.querySelectorAll('details')].slice(1, 3)) each.open = true;
 """
+# The folders of the runs are those of a scratch folder; the second sample shows a text that changed in its middle.
+_SHORT_NAMES = """
+const title = document.querySelector('h1');
+title.textContent = title.textContent.split(' and ').map(path => path.split('/').pop()).join(' and ');
+document.documentElement.style.overflow = 'hidden';
+[...document.querySelectorAll('details')].slice(0, 2).forEach((each, number) => { each.open = number === 1; });
+"""
 
 
 def main() -> None:
-    """Write the picture of the run's page to the file that is named."""
+    """Write the picture of the page to the file that is named."""
     run, path = sys.argv[1:]
-    page = write_page(RunDirectory.open(run))
+    is_a_diff = run.endswith(".html")
+    page = Path(run).absolute() if is_a_diff else write_page(RunDirectory.open(run))
+    height = HEIGHTS["a diff" if is_a_diff else "a run"]
     with chromium() as chrome:
         features = [{"name": "prefers-color-scheme", "value": "light"}]
         chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        screen = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        screen = {"width": WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False}
         chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         chrome.get(f"file://{page}")
-        chrome.execute_script(_LEAVE_OUT)
-        assert chrome.find_element(By.CSS_SELECTOR, ".text .rejected").is_displayed()
+        chrome.execute_script(_SHORT_NAMES if is_a_diff else _LEAVE_OUT)
+        marked = "details[open] .rejected"
+        assert chrome.find_element(By.CSS_SELECTOR, marked).is_displayed()
         picture = chrome.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     Path(path).write_bytes(base64.b64decode(picture))
 

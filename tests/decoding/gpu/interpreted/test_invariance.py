@@ -160,6 +160,7 @@ def test_an_engine_measures_the_products_that_it_runs(folders, caplog):
     assert "the same, bit for bit, in any batch" in caplog.text
 
 
+@pytest.mark.slow  # an engine on the CPU is refused in tests/decoding/engine/test_exact.py
 def test_an_engine_is_refused_where_a_fault_is_found(folders, monkeypatch):
     ATTENTION["several positions beside other rows"](monkeypatch)
     with pytest.raises(ValueError, match=r"engine\.exact is 'on', but"):

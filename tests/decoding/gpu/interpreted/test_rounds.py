@@ -123,6 +123,7 @@ def test_rows_that_are_taken_out_of_their_slots_go_on_with_the_same_text(pair, p
     assert [row.output_token_ids for row in rows] == plain
 
 
+@pytest.mark.slow  # that picks report such rows is tested in test_picks.py
 def test_a_row_whose_numbers_are_not_finite_fails_alone(pair):
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=3)
     engine = Engine.load(pair[0], None, settings, device="cpu", dtype="bfloat16")
