@@ -70,11 +70,12 @@ class AuditTable:
         """
         now = self._clock()
         self._seen[process] = now, node
-        nodes = [there for _, there in self._alive().values()]
+        alive = self._alive()
+        nodes = [there for _, there in alive.values()]
         for audit in self.open.values():
             own = audit.holders.values()
             is_elsewhere = node not in own or all(there in own for there in nodes)
-            if audit.auditor not in self._alive() and process not in audit.holders and is_elsewhere:
+            if audit.auditor not in alive and process not in audit.holders and is_elsewhere:
                 audit.auditor, audit.num_begun, self._moved_at = process, audit.num_begun + 1, now
                 return audit.unit
         return None
@@ -96,10 +97,19 @@ class AuditTable:
         self._seen[process] = self._moved_at, self._seen[process][1]
         return audit
 
+    def is_of(self, audit: Audit, process: str) -> None:
+        """Let another process audit a unit that this one, which was to, turns out to have written."""
+        audit.holders, audit.writer, audit.auditor = {process: self._seen[process][1]}, process, None
+        audit.num_begun -= 1
+
     def close(self, audit: Audit, count: str) -> None:
         """End the audit of a unit, and count it under this name."""
         del self.open[audit.unit.unit_id]
         self.counts[count] += 1
+
+    def writers(self) -> list[str]:
+        """Return the processes that have written units which no other has audited."""
+        return list(self._written)
 
     def accuse(self, process: str) -> None:
         """Let all units be audited that a process has written and no other has audited; it audits none itself."""

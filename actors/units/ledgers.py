@@ -18,7 +18,6 @@ from actors.resources import on_this_node
 from actors.units.hand_outs import Request
 from actors.units.ledger import Ledger
 from actors.units.unit_record import Signal, UnitRecord
-from pipeline.id_set import IdSet
 from pipeline.inputs.units import WorkUnit
 from pipeline.streaming.calls import UnitCall
 
@@ -53,7 +52,7 @@ class AuditedLedger(Ledger):
         for audit in self._audits.hopeless():
             text = f"unit {audit.unit.unit_id} was not audited, since no audit of it came to an end: {audit.failure}"
             self.warn(text, text)
-        return self._audits.next(process, node) if self._places.is_well(process) else None
+        return self._audits.next(process, node) if self._places.may_audit(process) else None
 
     def audits(self, unit_id: int, process: str) -> bool:
         """Return whether it is this process that audits a unit. It asks every few seconds, or loses the audit."""
@@ -62,10 +61,14 @@ class AuditedLedger(Ledger):
     def audit_ended(self, unit_id: int, process: str, problem: str | None, writer: str | None) -> bool:
         """Take the verdict on a unit: its problem, or None; and which process the part says to be written by.
 
-        Return whether this process is to move the part away, and to say so (`reopen`).
+        Return whether this process is to move the part away, and to say so (`reopen`). If the part is its own
+        after all, another process audits it.
         """
         audit = self._audits.of(unit_id, process)
         if audit is None:
+            return False
+        if writer == process:
+            self._audits.is_of(audit, process)
             return False
         if problem is None:
             self._audits.close(audit, "num_audits")
@@ -82,7 +85,7 @@ class AuditedLedger(Ledger):
         """Let a unit be done again, whose part was moved away after its audit by this process."""
         if (audit := self._audits.of(unit_id, process)) is not None:
             self._audits.close(audit, "num_failed_audits")
-            self._finished = IdSet(each for each in self._finished if each != unit_id)
+            self._finished.discard(unit_id)
             self._reopened.add(unit_id)
             self._units[unit_id] = unit = UnitRecord(audit.unit)
             self._num_waiting += 1
@@ -91,17 +94,20 @@ class AuditedLedger(Ledger):
     def verdict(self, unit_id: int) -> Signal | str:
         """Return what becomes of the call that brought a unit: WAIT, GO: it is done, or STOP: it is to be done again.
 
-        A text says why the run ends.
+        A text says why the run ends: the places that were asked for have failed, but for one. Others may yet come.
         """
         if unit_id not in self._audits.open:
             return Signal.GO if unit_id in self._finished else Signal.STOP
         if not self._audits.is_stuck():
             return Signal.WAIT
-        causes = "; ".join([*self._places.failures(), *self._places.left_out_in_words()])
-        return (
-            f"no other place than its own was there to audit unit {unit_id} (run.audit_fraction), for longer than "
-            f"run.places_timeout_s, {self._places_timeout_s:g} seconds" + (f": {causes}" if causes else "")
+        said = (
+            "no other place than its own was there to audit a unit (run.audit_fraction), for longer than "
+            f"run.places_timeout_s, {self._places_timeout_s:g} seconds"
         )
+        if self._places.num_failed() < self._num_places - 1:
+            self.warn(said, f"{said}; the run waits for one")
+            return Signal.WAIT
+        return f"{said}: {'; '.join(dict.fromkeys([*self._places.failures(), *self._places.left_out_in_words()]))}"
 
     def has_ended(self) -> bool:
         """Return whether no unit is to be audited, or done again after its audit."""
@@ -123,10 +129,11 @@ class AuditedLedger(Ledger):
 
     def _unless_open(self, answer: UnitCall | Signal) -> UnitCall | Signal:
         """Keep the feed open, and idle processes with it, while units may yet be audited or done again."""
+        if answer is not Signal.STOP or not self._audits.fraction:
+            return answer
         workers = (each for unit in self._units.values() for each in unit.workers)
         is_at_work = any(self._places.is_well(each.process) for each in workers)
-        is_open = self._audits.open or (is_at_work if self._is_stopping else self._units)
-        if answer is not Signal.STOP or not self._audits.fraction or not is_open:
+        if not (self._audits.open or (is_at_work if self._is_stopping else self._units)):
             return answer
         self._has_feed_ended = False
         return Signal.WAIT
@@ -140,7 +147,9 @@ class AuditedLedger(Ledger):
             self.warn(cause, cause)
         for unit_id in list(self._units):
             self._take_back(process, unit_id, has_died=False, where="")
-        self._audits.accuse(process)
+        for each in [process, *self._audits.writers()]:
+            if self._places.fault_of(each) is not None:
+                self._audits.accuse(each)
 
 
 class RunLedger(AuditedLedger):

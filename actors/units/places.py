@@ -58,6 +58,7 @@ class PlaceTable:
         self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
         self._in_a_row: Counter[str] = Counter()  # faults of a card since it did anything
         self._node_of: dict[str, str] = {}  # each card that was seen
+        self._names: dict[str, list[str]] = {}  # of each process, also once it is gone: itself, its actor, its card
         self._at_fault: dict[str, str] = {}  # processes, actors on their nodes, and cards, each with what it did
 
     def num_well(self) -> int:
@@ -82,23 +83,22 @@ class PlaceTable:
         if card:
             self.faults.setdefault(card, {})
             self._node_of[card] = place.node
+        actor_there = [f"{place.actor} on {place.node}"] * bool(place.actor)
+        self._names[process] = [process, *actor_there, *[place.card] * bool(place.card)]
         if (cause := self.fault_of(process)) is not None and place.rests_until < inf:
             place.failure, place.failed_at, place.rests_until = cause, min(place.failed_at, self._clock()), inf
         return place
 
     def accuse(self, process: str, cause: str) -> None:
         """Give a place no more units, nor its actor on its node, nor its card, since what it writes is wrong."""
-        self._at_fault.update(dict.fromkeys(self._names_of(process), cause))
+        self._at_fault.update(dict.fromkeys(self._names.get(process, [process]), cause))
         for each in [each for each in self._places if self.fault_of(each) is not None]:
             self.join(each)
 
     def fault_of(self, process: str) -> str | None:
         """Return what a process, or its place, has written that is wrong; None if nothing is known."""
-        return next((self._at_fault[name] for name in self._names_of(process) if name in self._at_fault), None)
-
-    def _names_of(self, process: str) -> list[str]:
-        place = self._places.get(process, Place(0.0))
-        return [process, *[f"{place.actor} on {place.node}"] * bool(place.actor), *[place.card] * bool(place.card)]
+        names = self._names.get(process, [process])
+        return next((self._at_fault[name] for name in names if name in self._at_fault), None)
 
     def card_failed(
         self, process: str, unit_id: int, cleared: Collection[str], is_node_alive: Callable[[str], bool]
@@ -240,6 +240,10 @@ class PlaceTable:
         """Tell whether a process is there and gets units."""
         place = self._places.get(process)
         return place is not None and place.is_well and place.card not in self.cards_left_out()
+
+    def may_audit(self, process: str) -> bool:
+        """Tell whether a process may judge a unit: it is there and well, or it has rested and has no unit."""
+        return process in self._places and self.may_begin(process)
 
     def is_on_trial(self, process: str) -> bool:
         """Tell whether a process has failed and nothing has shown yet that it is well again."""

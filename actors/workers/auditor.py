@@ -20,6 +20,7 @@ from pipeline.run.unit_rows import read_unit_rows
 from pipeline.streaming.calls import UnitError
 
 _LOOK_EVERY_S = 2.0  # for a unit to audit, for the verdict on one, and to say that an audit goes on
+_GONE = "its part is gone"  # who moved it away has said why, and could not say that it is moved
 Outcome = Receipt | UnitError | None
 Work = Coroutine[Any, Any, Outcome]
 _log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class Auditor:
         while True:
             unit = None
             try:
-                unit = await self._ledger.next_audit.remote(self._process, place.node, place.card or place.host)
+                if self._worker.failure is None:  # what is broken here does not get well
+                    unit = await self._ledger.next_audit.remote(self._process, place.node, place.card or place.host)
                 if unit is not None:
                     await self._audit(unit)
             except Exception as error:  # noqa: BLE001 - the ledger is busy, or gone with its run; the next look tells
@@ -74,13 +76,14 @@ class Auditor:
         stays = asyncio.ensure_future(self._say_that_it_goes_on(unit))
         try:
             files, problem, writer = await self._judged(unit)
-            if await self._ledger.audit_ended.remote(unit.unit_id, self._process, problem, writer):
+            if problem == _GONE or await self._ledger.audit_ended.remote(unit.unit_id, self._process, problem, writer):
                 reason = f"unit {unit.unit_id}, {problem}: it is not what the target writes (run.audit_fraction)"
                 with suppress(FileNotFoundError):
                     await asyncio.to_thread(quarantine, self._worker.run, dict.fromkeys(files, reason))
                 await self._ledger.reopen.remote(unit.unit_id, self._process)
         except Exception as error:  # noqa: BLE001 - another process may be able to
             await self._ledger.audit_lost.remote(unit.unit_id, self._process, describe(error))
+            await asyncio.sleep(_LOOK_EVERY_S)
         finally:
             stays.cancel()
 
@@ -95,17 +98,18 @@ class Auditor:
         has = {folder: await asyncio.to_thread(place.exists) for folder, place in places.items()}
         files = [f"{folder}/{name}" for folder in places if has[folder]]
         if not has["data"]:
-            return files, "its part is gone", None
+            return files, _GONE, None
         if (await asyncio.to_thread(check_units, run, [(unit, name, True, has["errors"])])).damaged:
             return files, "its rows or counts do not add up", None
         rows, read = await asyncio.to_thread(lambda: (read_unit_rows(run, unit), self._worker.units.read(run, unit)))
         work = work_of(rows.generations.schema)
         writer = None if work is None else work.process
         if writer == self._process:
-            raise ValueError("its place is this one")
+            return files, None, writer
         async with self._worker.workplace.lock.shared():
             recorded = [RecordedRow.of(unit, rows, row) for row in read]
             found = await self._again.compared(row for row in recorded if row.is_checkable)
-        differ = (each for _, is_checkable, each in found if is_checkable and each is not None and not each.is_near_tie)
-        first = next(differ, None)
+        first = next((each for _, _, each in found if each is not None and not each.is_near_tie), None)
+        if first is None and (failed := [name for name, was_written, _ in found if not was_written]):
+            raise ValueError(f"row {failed[0]} could not be written again, for want of memory or of the target")
         return files, None if first is None else f"row {first.row}, {first.place}", writer

@@ -99,8 +99,8 @@ def refuse_audits(config: RunConfig) -> None:
     apart = [part.asked_by for part in config.generator.apart]
     named = [name for name in config.beyond_one_process if name not in apart]
     named = [f"it has {name}, and Dray's own texts are audited" for name in named]
-    if config.actors.num_at_once < 2:
-        named.append(f"actors.min_actors is {config.actors.num_at_once}, and another place audits a unit; set it to 2")
+    if config.actors.min_actors < 2:
+        named.append(f"actors.min_actors is {config.actors.min_actors}, and another place audits a unit; set it to 2")
     if config.run.exact != "required":
         named.append("run.exact is 'any', and audited texts must come out again; set it to required")
     if config.run.audit_fraction and named:

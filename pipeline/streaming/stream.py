@@ -50,7 +50,7 @@ def stream_units(
     committed for `no_progress_timeout_s`.
     """
     quiet_ray_data(no_progress_timeout_s)
-    if not num_units:
+    if not num_units and has_ended():
         return
     # Beside the driver, and without a CPU: an actor pool may hold them all.
     options = {"num_cpus": 0, "_generator_backpressure_num_objects": -1}
@@ -67,7 +67,7 @@ def stream_units(
                     raise outcome
                 if outcome is not None and done.add(outcome.unit_id):
                     yield outcome
-            if len(done) == num_units and has_ended():
+            if len(done) >= num_units and has_ended():
                 return
     except ExecutionTimeoutError as error:
         raise NoProgressError(str(error)) from error

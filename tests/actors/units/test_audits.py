@@ -123,13 +123,13 @@ def test_what_a_place_wrote_before_it_was_found_at_fault_is_audited_too(clock: C
     assert ledger.hand_out_again(False) is Signal.STOP
 
 
-@pytest.mark.parametrize("how", ["it rests", "it is at fault", "it has left"])
+@pytest.mark.parametrize("how", ["it fails", "it is at fault"])
 def test_the_run_ends_with_an_error_if_no_other_place_is_left_to_audit(clock: Clock, how: str) -> None:
     ledger = ledger_of(clock)
     write(ledger, 0, "b" if how == "it is at fault" else "a")
-    if how == "it rests":
-        ledger.place_failed("b", "node of b", "disk full", report="one")
-    elif how == "it is at fault":
+    if how == "it fails":
+        ledger.place_failed("b", "node of b", "no GPU", report="one", is_broken=True)
+    else:
         assert asks(ledger, "a") == 0
         fails(ledger, 0, "a", writer="b")
         write(ledger, 0, "a")
@@ -137,12 +137,54 @@ def test_the_run_ends_with_an_error_if_no_other_place_is_left_to_audit(clock: Cl
         assert ledger.verdict(0) is Signal.WAIT
         clock.now += 10.0
         assert asks(ledger, "a") is None
-        if how != "it has left":
+        if how == "it is at fault":
             assert asks(ledger, "b") is None, "its question does not begin the time anew"
     said = ledger.verdict(0)
     assert isinstance(said, str)
-    assert said.startswith("no other place than its own was there to audit unit 0 (run.audit_fraction), for longer")
-    assert {"it rests": "disk full", "it is at fault": "host of b wrote", "it has left": ""}[how] in said
+    assert said.startswith("no other place than its own was there to audit a unit (run.audit_fraction), for longer")
+    assert said.count("no GPU" if how == "it fails" else "host of b wrote") == 1
+
+
+def test_an_audit_waits_for_a_place_that_is_not_there_yet_and_says_so(clock: Clock) -> None:
+    ledger = ledger_of(clock, 1, "a")
+    write(ledger, 0, "a")
+    assert ledger.verdict(0) is Signal.WAIT
+    assert ledger.warnings() == []
+    clock.now += 90.0
+    assert ledger.verdict(0) is Signal.WAIT, "the models of the other are still being loaded"
+    assert [text.endswith("60 seconds; the run waits for one") for text in ledger.warnings()] == [True]
+    ledger.join("b", "node of b", "actor of b")
+    assert asks(ledger, "b") == 0
+
+
+def test_a_place_that_has_failed_and_rested_audits_again(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    write(ledger, 0, "a")
+    ledger.place_failed("b", "node of b", "disk full", report="one")
+    assert asks(ledger, "b") is None
+    clock.now += 10.0
+    assert asks(ledger, "b") == 0, "no unit may be left by which it could show that it is well"
+
+
+def test_what_earlier_processes_of_a_place_at_fault_wrote_is_audited_too(clock: Clock) -> None:
+    ledger = ledger_of(clock, 3, "abc", audit_fraction=0.5)
+    write(ledger, 1, "a")  # which is not drawn
+    ledger.join("a2", "node of a", "actor of a")
+    ledger.begin(2, 3, "a2", "node of a", call="next life")
+    ledger.finish(2, "a2")
+    assert asks(ledger, "b") == 2
+    fails(ledger, 2, "b", writer="a2")
+    assert asks(ledger, "c") == 1
+
+
+def test_a_process_that_turns_out_to_have_written_a_unit_leaves_it_to_the_one_that_lost_it(clock: Clock) -> None:
+    ledger = ledger_of(clock)
+    write(ledger, 0, "a", told_by="")
+    assert asks(ledger, "b") == 0
+    assert not ledger.audit_ended(0, "b", None, "b")
+    assert ledger.verdict(0) is Signal.WAIT
+    assert asks(ledger, "b") is None
+    assert asks(ledger, "a") == 0
 
 
 def test_the_run_ends_if_all_places_are_at_fault(clock: Clock) -> None:
