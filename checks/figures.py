@@ -167,7 +167,8 @@ def claims(
     for line in (line for run in predicted for line in run["lines"]):
         if "none" not in line["work"]:
             where = f"{line['work']}, {line['dtype']}, {rows_at_once(line['rows_at_once'])} at once"
-            yield f"old texts cost at most a twentieth of the speed ({where})", line["times_plain"] >= 0.95
+            least = min(line["times_plain"], line.get("times_suffix", 1.0))  # early figures do not have the second
+            yield f"old texts cost at most a twentieth of the speed ({where})", least >= 0.95
     for run in real:
         speeds = real_speeds(run)
         for (peer, batch), theirs in speeds.items():

@@ -182,12 +182,16 @@ def predictions_table(runs: Sequence[dict[str, Any]]) -> str:
             rows.append([name, work.replace("none", "plain decoding"), *cells])
     machine, settings = runs[0]["machine"], runs[0]["settings"]
     repeats = " and ".join(str(run["settings"]["repeats"]) for run in runs)
+    weights = (  # early figures do not have them
+        "; before `weights` the texts were written by other weights, which are the target's with noise of this share "
+        "of each matrix's deviation, and `suffix` looks drafts up without old texts"
+    )
     return (
         "Tokens a second of plain decoding, and how many times that is reached with old texts (`python -m "
         f"benchmarks.predictions`; {machine['processor']}, {machine['threads']} thread, {runs[0]['date']}; greedy, up "
         f"to {settings['new_tokens']} tokens a row, medians of {repeats}). `audit` writes the same rows "
-        "again; before `reuse` one word of the system prompt changed. In brackets stands the share of its tokens "
-        "before the first difference.\n\n" + _markdown(rows)
+        f"again; before `reuse` one word of the system prompt changed{weights * ('noises' in settings)}. In brackets "
+        "stands the share of its tokens before the first difference.\n\n" + _markdown(rows)
     )
 
 

@@ -4,7 +4,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, TypeVar
@@ -72,7 +72,11 @@ def with_options(name: str, explanation: str | None, work: str, *arguments: _Add
 
 
 def on_run(
-    name: str, explanation: str | None, *arguments: _Add, once_interrupted: str | None = None
+    name: str,
+    explanation: str | None,
+    *arguments: _Add,
+    once_interrupted: str | None = None,
+    open_run: Callable[[str], AbstractContextManager[RunDirectory]] = lambda path: nullcontext(RunDirectory.open(path)),
 ) -> Callable[[_OfRun], Main]:
     """Return a decorator that makes a function of an opened run, which comes first, and of options into a command.
 
@@ -86,9 +90,10 @@ def on_run(
         def main(given: Sequence[str] | None = None) -> int:
             options = _parsed(name, explanation, (place, *arguments), given)
             try:
-                with refusals():
-                    run_directory = RunDirectory.open(options.run)
-                return work(run_directory, options)
+                with ExitStack() as stack:
+                    with refusals():
+                        run_directory = stack.enter_context(open_run(options.run))
+                    return work(run_directory, options)
             except (Refused, ValueError, OSError, pa.ArrowException, LeaseHeld) as error:
                 tell(f"error: {error}")
                 return Exit.BAD_CONFIGURATION if isinstance(error, Refused) else Exit.FAILED

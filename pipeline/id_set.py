@@ -6,7 +6,7 @@ _IDS_PER_PAGE = 1 << 16
 
 
 class IdSet(Set[int]):
-    """A growing set of numbers from 0 on, which may lie far apart: it takes 8 KB for each 65,536 ids in use."""
+    """A set of numbers from 0 on, which may lie far apart: it takes 8 KB for each 65,536 ids in use."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._pages: dict[int, bytearray] = {}
@@ -24,6 +24,13 @@ class IdSet(Set[int]):
         bits[index // 8] |= bit
         self._size += 1
         return True
+
+    def discard(self, id_: int) -> None:
+        """Take an id out, if it is in the set."""
+        if id_ in self:
+            page, index = divmod(id_, _IDS_PER_PAGE)
+            self._pages[page][index // 8] ^= 1 << (index % 8)
+            self._size -= 1
 
     def __contains__(self, id_: object) -> bool:
         if not isinstance(id_, int):

@@ -65,7 +65,7 @@ class HandOuts:
         return self._once(request, lambda: self._hand_out_again(backups))
 
     def _hand_out_again(self, backups: bool) -> UnitCall | Signal:
-        answer = self._next_returned() or self._next_backup(backups)
+        answer = (None if self._is_stopping else self._next_returned()) or self._next_backup(backups)
         self._has_feed_ended = answer is Signal.STOP
         return answer
 

@@ -58,6 +58,8 @@ class PlaceTable:
         self.faults: dict[str, dict[str, set[int]]] = {}  # of each card that was seen, by process: the units it was at
         self._in_a_row: Counter[str] = Counter()  # faults of a card since it did anything
         self._node_of: dict[str, str] = {}  # each card that was seen
+        self._names: dict[str, list[str]] = {}  # of each process, also once it is gone: itself, its actor, its card
+        self._at_fault: dict[str, str] = {}  # processes, actors on their nodes, and cards, each with what it did
 
     def num_well(self) -> int:
         """Return the number of places that get units."""
@@ -81,7 +83,22 @@ class PlaceTable:
         if card:
             self.faults.setdefault(card, {})
             self._node_of[card] = place.node
+        actor_there = [f"{place.actor} on {place.node}"] * bool(place.actor)
+        self._names[process] = [process, *actor_there, *[place.card] * bool(place.card)]
+        if (cause := self.fault_of(process)) is not None and place.rests_until < inf:
+            place.failure, place.failed_at, place.rests_until = cause, min(place.failed_at, self._clock()), inf
         return place
+
+    def accuse(self, process: str, cause: str) -> None:
+        """Give a place no more units, nor its actor on its node, nor its card, since what it writes is wrong."""
+        self._at_fault.update(dict.fromkeys(self._names.get(process, [process]), cause))
+        for each in [each for each in self._places if self.fault_of(each) is not None]:
+            self.join(each)
+
+    def fault_of(self, process: str) -> str | None:
+        """Return what a process, or its place, has written that is wrong; None if nothing is known."""
+        names = self._names.get(process, [process])
+        return next((self._at_fault[name] for name in names if name in self._at_fault), None)
 
     def card_failed(
         self, process: str, unit_id: int, cleared: Collection[str], is_node_alive: Callable[[str], bool]
@@ -128,7 +145,8 @@ class PlaceTable:
 
     def left_out_in_words(self) -> list[str]:
         """Return a sentence for each card that gets no units."""
-        return [f"{card} failed again and again, and gets no more units" for card in self.cards_left_out()]
+        cards = [f"{card} failed again and again, and gets no more units" for card in self.cards_left_out()]
+        return [*cards, *dict.fromkeys(self._at_fault.values())]
 
     def should_avoid(self, process: str, card: str, failed_at: float, is_node_alive: Callable[[str], bool]) -> bool:
         """Tell whether a process has this card, and one with another card gets units, or will after its rest.
@@ -172,7 +190,7 @@ class PlaceTable:
 
     def succeeded(self, process: str) -> None:
         """Record that a process has committed a unit, which ends its failure."""
-        if (place := self._places.get(process)) is not None:
+        if (place := self._places.get(process)) is not None and self.fault_of(process) is None:
             self.has_been_well = True
             place.failure, place.failed_at, place.num_failures, place.rests_until = None, inf, 0, -inf
             self._num_broken.pop(place.node, None)
@@ -217,6 +235,15 @@ class PlaceTable:
         if place is None or place.is_well:
             return True
         return not place.leaves and not place.units and self._clock() >= place.rests_until
+
+    def is_well(self, process: str) -> bool:
+        """Tell whether a process is there and gets units."""
+        place = self._places.get(process)
+        return place is not None and place.is_well and place.card not in self.cards_left_out()
+
+    def may_audit(self, process: str) -> bool:
+        """Tell whether a process may judge a unit: it is there and well, or it has rested and has no unit."""
+        return process in self._places and self.may_begin(process)
 
     def is_on_trial(self, process: str) -> bool:
         """Tell whether a process has failed and nothing has shown yet that it is well again."""

@@ -141,7 +141,7 @@ class UnitWorker:
         committed = partial(self.units.committed, self.run, unit, self.ledger)
         receipt = await committed()
         if receipt is not None:
-            await self._tell_finished(unit)  # the process that committed it may have died before this
+            await self._tell_finished(unit, "")  # the process that committed it may have died before this
             return receipt
         call, place = uuid.uuid4().hex, self.workplace
         attempt: Attempt | Signal | None = await self.ledger.begin.remote(
@@ -172,12 +172,13 @@ class UnitWorker:
                 place.reporter.committed(receipt, errors)
             finally:
                 del self.under_way[call]
-        await self._tell_finished(unit)
+        await self._tell_finished(unit, "" if receipt.already_committed else place.process)
         return receipt
 
-    async def _tell_finished(self, unit: WorkUnit) -> None:
+    async def _tell_finished(self, unit: WorkUnit, process: str) -> None:
+        """Tell the ledger that a unit is committed, and by which process; empty if that is not known."""
         try:
-            await self.ledger.finish.remote(unit.unit_id, self.workplace.process)
+            await self.ledger.finish.remote(unit.unit_id, process)
         except ray.exceptions.RayError:  # the ledger is gone; the driver, if it is there, gets the receipt
             _log.warning(Event("commit not told", unit=unit.unit_id))
 

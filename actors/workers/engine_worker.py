@@ -24,6 +24,7 @@ from actors.tasks import Task
 from actors.units.unit_rows import WholeUnits
 from actors.units.worker import UnitWorker, open_run
 from actors.units.workplace import Workplace
+from actors.workers.auditor import Auditor
 from actors.workers.turns import exchange
 from decoding.engine.draft_folder import read_replacement
 from decoding.pace.learned import Learned
@@ -120,6 +121,7 @@ class WorkerSpec:
     reuse: str | None = None  # the run whose texts are predictions
     follows_drafts: bool = True  # that are offered to the run while it goes on
     learned: Learned | None = None  # by engines of an earlier command, of drafters that take turns
+    audits: bool = False  # whether units of others are audited, and a call waits for the audit of its unit
     hang_timeout_s: float
     log_settings: LogSettings
     tells_every_s: float = EVERY_S  # how often the ledger is told what is written, to show while the run goes on
@@ -134,6 +136,7 @@ class EngineWorker(UnitWorker):
         settings, workplace = spec.settings, workplace or Workplace.of_run(spec.run_path, spec.log_settings)
         reporter = workplace.reporter
         self.ledger, self.workplace, self._owes_text = ledger, workplace, spec.tells_text
+        self._auditor: Auditor | None = None
         tell_warnings(lambda kind, text: ledger.warn.remote(kind, text))
         try:
             run = open_run(spec.run_path)
@@ -155,10 +158,17 @@ class EngineWorker(UnitWorker):
             self.tell_failure(self.failure)
         else:
             ledger.join.remote(workplace.process, workplace.node, workplace.actor, workplace.card)
+            if spec.audits:
+                self._auditor = Auditor(self, engine)
+                self._auditor.start()
 
     async def outcome(self, unit: WorkUnit, is_backup: bool = False) -> Receipt | UnitError | None:
-        """Return what `UnitWorker.outcome` does; the ledger has heard by then what the engine has learned."""
-        found = await super().outcome(unit, is_backup)
+        """Return what `UnitWorker.outcome` does, where units are audited once its audit has ended.
+
+        The ledger has heard by then what the engine has learned.
+        """
+        work = super().outcome(unit, is_backup)
+        found = await (work if self._auditor is None else self._auditor.outcome(unit, work))
         if (learned := self.engine.loop.engine.learned) is not None:
             await self.ledger.note_learned.remote(self.workplace.process, learned)
         return found

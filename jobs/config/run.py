@@ -94,6 +94,8 @@ class RunSettings:
     """Run whose texts are predictions of this one's, by ids or else by places: what comes out again takes less time."""
     validate: ValidateSettings = field(default_factory=ValidateSettings)
     """A check of each text: what does not pass is written again."""
+    audit_fraction: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.0
+    """Share of the units that another place than wrote them writes again and compares, while the run goes on."""
     max_error_rate: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.5
     """Share of all rows that may fail before the run is a failure; stops early after 100 rows."""
     no_progress_timeout_s: Annotated[float, pydantic.Field(gt=0)] = 3600.0
@@ -193,6 +195,7 @@ class RunConfig:
             "learn.every_rows": self.learn.every_rows > 0,
             "program.function": self.program.function is not None,  # a signal would end the program, as if it failed
             "run.ray_address": self.run.ray_address is not None,
+            "run.audit_fraction": self.run.audit_fraction > 0,
             **{part.asked_by: True for part in self.generator.apart},
         }
         return [name for name, asks in asking.items() if asks]
@@ -250,13 +253,8 @@ class RunConfig:
     def generator_settings(self) -> GeneratorSettings:
         """Return what the engines get, if the target's own sampling is not asked for; of several drafts none yet."""
         models = replace(self.generator.models, draft=None) if self.drafts_to_try else self.generator.models
-        return replace(
-            self.generator,
-            models=models,
-            seed=self.run.seed,
-            sampling=self.sampling.params,
-            is_exact_required=self.run.exact == "required",
-        )
+        seed, sampling, is_required = self.run.seed, self.sampling.params, self.run.exact == "required"
+        return replace(self.generator, models=models, seed=seed, sampling=sampling, is_exact_required=is_required)
 
     def input_options(self) -> InputOptions:
         """Return what the reader gets."""

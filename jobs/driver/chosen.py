@@ -94,6 +94,19 @@ def with_lookup(config: _Config) -> _Config:
     return replace(config, run=run, generator=replace(generator, engine=replace(engine, drafter=drafter)))
 
 
+def refuse_audits(config: RunConfig) -> None:
+    """Raise ValueError if units are to be audited (`run.audit_fraction`), and no other place could judge them."""
+    apart = [part.asked_by for part in config.generator.apart]
+    named = [name for name in config.beyond_one_process if name not in apart]
+    named = [f"it has {name}, and Dray's own texts are audited" for name in named]
+    if config.actors.min_actors < 2:
+        named.append(f"actors.min_actors is {config.actors.min_actors}, and another place audits a unit; set it to 2")
+    if config.run.exact != "required":
+        named.append("run.exact is 'any', and audited texts must come out again; set it to required")
+    if config.run.audit_fraction and named:
+        raise ValueError(f"run.audit_fraction is {config.run.audit_fraction:g}, but {named[0]}")
+
+
 def choose_drafter(settings: GeneratorSettings) -> tuple[GeneratorSettings, dict[str, str]]:
     """Return the settings with the drafter that needs no model, and why, where none is given and the text allows it."""
     engine, is_named = settings.engine, settings.models.draft is not None or bool(settings.models.candidates)

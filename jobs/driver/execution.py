@@ -66,6 +66,9 @@ _REPEATS = {  # what `Ledger.summary` counts, for a reader
     "num_condemned_rows": "rows were given up because they kill their process",
     "num_handed_back": "units were given back by places that failed or were drained",
     "num_backups": "units were also begun by idle actors (run.backup_units)",
+    "num_audits": "units were found right by the audit of another place (run.audit_fraction)",
+    "num_failed_audits": "units failed their audit and were done again",
+    "num_lost_audits": "units were not audited, since no audit of them came to an end",
 }
 _log = logging.getLogger(__name__)
 
@@ -104,6 +107,8 @@ def execute(
             spec = replace(spec, tells_every_s=BETWEEN_BEATS_S)
             yield from in_process(units, spec, plan, pool.num_units_at_once, progress, lease)
             return
+        audit_fraction = 0.0 if isinstance(units, FailedUnits) else run.audit_fraction
+        spec = replace(spec, audits=audit_fraction > 0)
         start_ray(run.ray_address)
         progress.note(cluster_in_words(run.ray_address))
         progress.say(loading)
@@ -113,6 +118,7 @@ def execute(
             max_waiting=2 * pool.max_actors * pool.num_units_at_once + 16,
             num_places=pool.num_at_once,
             places_timeout_s=run.places_timeout_s,
+            audit_fraction=audit_fraction,
         )
         # Where two attempts may write different tokens the faster one is no fair draw: it wrote less.
         # Two attempts at a program may meet different results of tools, and fail on different rows.
@@ -205,11 +211,14 @@ def _receipts(
     """
     from pipeline.streaming.stream import stream_units  # Ray Data, which takes a second to load and a local run lacks
 
+    def has_ended() -> bool:
+        return bool(ray.get(feed.ledger.has_ended.remote()))
+
     done, num_in_a_row = IdSet(), 0
     while True:
         left = replace(feed, done=IdSet(done))
         try:
-            for receipt in stream_units(left, num_units - len(done), EngineWorker, given, pool, timeout_s):
+            for receipt in stream_units(left, num_units - len(done), EngineWorker, given, pool, timeout_s, has_ended):
                 if done.add(receipt.unit_id):
                     num_in_a_row = 0
                     yield receipt

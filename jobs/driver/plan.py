@@ -26,7 +26,7 @@ from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, with_lookup
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, refuse_audits, with_lookup
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -122,6 +122,7 @@ class Plan:
 
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a configuration. Raises ValueError or OSError for what fails before any model is loaded."""
+    refuse_audits(config)
     plan = unchecked_plan(with_lookup(chosen_here(config)))
     if config.run.reuse is not None:
         refuse_unlike(config.run.reuse, config.output.path, plan.identity["tokenizer"])

@@ -15,7 +15,7 @@ from pipeline.run.commit import engine_of
 from pipeline.run.directory import RunDirectory
 from pipeline.run.reading import read_ahead
 from pipeline.run.row_sample import NUM_SAMPLED, RowSample
-from pipeline.run.unit_rows import UnitRows, read_unit_rows
+from pipeline.run.unit_rows import UnitRows, read_unit_rows, rows_with_id
 from pipeline.storage.location import Location
 from pipeline.storage.parquet import read_columns
 from pipeline.text.codec import TextCodec
@@ -114,13 +114,15 @@ class Sample:
         return 1 + self.row["num_accepted_tokens"] / rounds if rounds else None
 
 
-def codec_or_why_not(run_directory: RunDirectory) -> tuple[TextCodec | None, str]:
-    """Return the tokenizer of a run, or None and why there is none."""
+def codec_or_why_not(run_directory: RunDirectory, given: str | None = None) -> tuple[TextCodec | None, str]:
+    """Return the tokenizer of a run, in the folder that is `given` or named by the run; or None and why not."""
     models = run_directory.run.get("models") or {}
     try:
-        path = models.get("tokenizer") or models.get("target")
+        path = given or models.get("tokenizer") or models.get("target")
         if not path:
             raise ValueError("run.json does not name the tokenizer")
+        if not given and "/" not in path:  # the run of a part alone names it without its place, and no hub has it
+            raise ValueError(f"{path} has no place here; name it with --model or --tokenizer")
         return TextCodec.load(str(path)), ""
     except (ValueError, OSError) as error:
         return None, f"the tokenizer is not to be had here: {error}"
@@ -211,9 +213,3 @@ def _sample(
 
 def _beginning(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " …"
-
-
-def rows_with_id(table: pa.Table, row_id: int) -> pa.Table:
-    """Return the rows with this id, which stand one behind the other."""
-    row_ids = table["row_id"].to_pylist()
-    return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)

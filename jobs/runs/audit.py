@@ -1,6 +1,7 @@
 """The work of `dray audit`: is a run what its models, prompts and seed write? A sample of its rows is written again."""
 
 import argparse
+import asyncio
 import json
 import random
 import time
@@ -10,10 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby, zip_longest
+from pathlib import Path
 
 import pyarrow as pa
 
+from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engines.backend import why_inexact
+from actors.engines.loading import LoadedEngine
+from actors.workers.written_again import Again, RecordedRow, outcome
 from decoding.choices import TEXT_IS_THE_TARGETS
 from decoding.sampling_params import SamplingParams
 from jobs.config.loading import checked
@@ -22,12 +27,13 @@ from jobs.driver.plan import Plan, unchecked_plan
 from jobs.driver.stopping import Exit
 from jobs.names import tell
 from jobs.runs.certainty import CONFIDENCE, most_differing
-from jobs.runs.written_again import Again, RecordedRow, outcome
-from pipeline.export.published_run import deciding, opened
+from pipeline.export.published_run import is_part, opened
 from pipeline.inputs.rows import read_unit
 from pipeline.inputs.units import WorkUnit, plan_units
 from pipeline.run.check import CheckReport, check_run
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import deciding
+from pipeline.run.row_sample import NO_ROWS
 from pipeline.run.unit_rows import read_unit_rows
 from pipeline.storage.location import Location
 
@@ -38,6 +44,8 @@ _PATHS = "input.files"  # of an identity: paths and times of change, which other
 def audit(options: argparse.Namespace) -> int:
     """Write rows again, print what was found, and return 0, 1 if something differs, or 2 if it cannot be audited."""
     try:
+        if is_part(Location.parse(options.run)):
+            raise ValueError(f"{options.run} is a part alone; name its run, or dray show it with --regenerate")
         with opened(options.run) as run:
             return _audit(run, options)
     except (ValueError, OSError, pa.ArrowException) as error:
@@ -55,7 +63,7 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     if others:
         print("no text was compared: with what is here other ones are written")
         return Exit.FAILED
-    again = Again(plan)
+    again = _again(plan)
     if (note := _of_engines(again, check)) is not None:
         print(note)
     committed = run.committed_unit_ids()
@@ -63,7 +71,7 @@ def _audit(run: RunDirectory, options: argparse.Namespace) -> int:
     num_rows = sum(unit.num_rows for unit in units)
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     places = random.Random(seed).sample(range(num_rows), min(options.rows or num_rows, num_rows))
-    found = again.compared(recorded_rows(plan, run, inputs, _by_unit(units, sorted(places))))
+    found = asyncio.run(again.compared(recorded_rows(plan, run, inputs, _by_unit(units, sorted(places)))))
     lost = [name for name, is_checkable, _ in found if not is_checkable]
     differences = [difference for _, is_checkable, difference in found if difference is not None and is_checkable]
     near_ties = [str(each) for each in differences if each.is_near_tie]
@@ -92,7 +100,7 @@ def regenerate(run: RunDirectory, rows: Iterable[tuple[WorkUnit, int]], options:
     plan = plan_again(run, options)
     wanted = [(unit, [unit.row_index(row_id)]) for unit, row_id in rows]
     recorded = list(recorded_rows(plan, run, inputs_of(plan, run), wanted))
-    found = Again(plan).compared(recorded)
+    found = asyncio.run(_again(plan).compared(recorded))
     for row, (name, is_checkable, difference) in zip(recorded, found, strict=True):
         what = f"row {name}, {outcome(None, len(row.texts))} of {sum(map(len, row.texts)):,} tokens, the same"
         if not is_checkable:
@@ -128,9 +136,16 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
         "device": given.device or settings["models"].get("device", "auto"),
         "dtype": said["identity"]["dtype"],
     }
+    path = given.input or settings["input"]["path"]
+    if not path:
+        files = ", ".join(dict.fromkeys(unit.file for unit in run.units()))
+        raise ValueError(f"a part alone does not say where its input {files} is; name it with --input")
+    for flag, name in (("model", models["target"]), ("tokenizer", models["tokenizer"])):
+        if name and ("/" not in name or "@" in name) and not Path(name).exists():
+            raise ValueError(f"the {flag} {name} of this run is not here; name its place with --{flag}")
     engine = {"drafter": "suffix", "num_slots": given.slots or settings["engine"].get("num_slots", 16)}
     own = {
-        "input": {**settings["input"], "path": given.input or settings["input"]["path"]},
+        "input": {**settings["input"], "path": path},
         "output": {"path": where, "parts": run.has("parts")},
         "models": {**settings["models"], **models},
         "engine": {**settings["engine"], **engine},
@@ -139,6 +154,13 @@ def plan_again(run: RunDirectory, given: argparse.Namespace) -> Plan:
     config = checked(RunConfig, {**settings, **own}, f"run.json of {where}")
     # All parameters stand in run.json, also those that no one gave.
     return unchecked_plan(replace(config, sampling=replace(config.sampling, names_given=None)))
+
+
+def _again(plan: Plan) -> Again:
+    """Return the engine of the plan of a run, loaded in this process, and its rows."""
+    assert plan.run_directory is not None, "what is written again is of a run"
+    engine = LoadedEngine(plan.settings, None, HANG_TIMEOUT_S)
+    return Again(engine, plan.task.rows(engine, plan.run_directory, NO_ROWS))
 
 
 def inputs_of(plan: Plan, run: RunDirectory) -> list[WorkUnit]:

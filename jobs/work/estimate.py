@@ -116,7 +116,8 @@ def _scratch(plan: Plan) -> Iterator[Plan]:
     """Yield the plan with one engine and a folder beside its output, which is deleted at the end."""
     output = Location.parse(plan.config.output.path)
     folder = output.at(f"{output.path.rstrip('/')}.estimate-{token_hex(4)}")
-    config = replace(plan.config, output=replace(plan.config.output, path=folder.name))
+    run = replace(plan.config.run, audit_fraction=0.0)  # by which other engine?
+    config = replace(plan.config, output=replace(plan.config.output, path=folder.name), run=run)
     pool = replace(plan.pool, min_actors=1, max_actors=1, initial_actors=None)
     try:
         yield replace(plan, config=config, pool=pool, run_directory=None)

@@ -95,6 +95,12 @@ def _run(plan: Plan, run_directory: RunDirectory) -> Exit:
             plan = decided(plan, missing, missing.num_rows, run_directory)
         for name in moved:
             print(f"{name}: was too short to be a part, and was moved there; its unit is done again")
+        before = run_directory.manifest.num_units - missing.num_units
+        if plan.config.run.audit_fraction and before:
+            what = (
+                "1 unit was committed before and is" if before == 1 else f"{before} units were committed before and are"
+            )
+            print(f"note: {what} not audited (run.audit_fraction); dray audit takes a sample of all", file=sys.stderr)
         log_run_started(run_directory, missing.num_units)
         with learning(plan.config.learn, plan, run_directory) as lessons:
             for receipt in execute(missing, worker_spec(plan, run_directory), plan, lease=lease):
@@ -116,6 +122,10 @@ def retry(config: RetryConfig) -> Exit:
 
 def _begin_retry(config: RetryConfig, plan: Plan) -> Callable[[], Exit]:
     run_directory, wanted = plan.run_directory, Wanted(config.stage, config.error_type)
+    if config.run.audit_fraction:
+        print(
+            "note: run.audit_fraction is for dray generate; rows that are tried again are not audited", file=sys.stderr
+        )
     if run_directory is None:
         raise ValueError(f"{config.output.path}: no run here; dray generate makes one")
     if config.dry_run:

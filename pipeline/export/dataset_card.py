@@ -3,7 +3,6 @@
 Metadata: https://huggingface.co/docs/hub/datasets-cards
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ import yaml
 
 from pipeline.counts import Counts
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import model_name
 
 _UNFINISHED = "data/unfinished/*.parquet"
-_ON_THE_HUB = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+?)/snapshots/(?P<revision>[0-9a-f]+)$")
 _EXACT = {
     "proved": "Every text is token for token what the target alone writes; the draft only made it faster.",
     "batch-invariant": "A row that is written again has the same text, in whatever batch.",
@@ -108,16 +107,6 @@ def facts_of(corpus: Corpus) -> dict[str, Any]:
         "complete": not corpus.is_partial,
     }
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def model_name(path: str | None) -> str | None:
-    """Return how others know a model: its name and revision on the hub, or the name of its folder, without the path."""
-    if not path:
-        return None
-    found = _ON_THE_HUB.search(path.rstrip("/"))
-    if found:
-        return f"{found['owner']}/{found['name']}@{found['revision'][:12]}"
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def run_of_card(text: str) -> str | None:

@@ -20,10 +20,12 @@ import pyarrow.dataset as ds
 
 from pipeline.counts import count_generations
 from pipeline.errors import is_of_process
-from pipeline.export.dataset_card import data_folder_of_card, model_name
+from pipeline.export.dataset_card import data_folder_of_card
+from pipeline.inputs.records import parquet_schema
 from pipeline.inputs.units import WorkUnit
-from pipeline.run.commit import Receipt, part_content
+from pipeline.run.commit import Receipt, part_content, provenance_of
 from pipeline.run.directory import RunDirectory
+from pipeline.run.fingerprint import without_paths
 from pipeline.run.unit_rows import each_unit
 from pipeline.schema import MANIFEST
 from pipeline.storage.location import Location
@@ -34,20 +36,6 @@ RUN = "dray/run.json"
 INPUT = "dray/input"
 _MANIFEST, _ERRORS = "dray/manifest.parquet", "dray/errors.parquet"
 _ENGINES = "engines"  # in run.json here, what wrote the parts
-_DECIDING: Mapping[str, tuple[str, ...]] = {
-    "engine": ("exact", "max_model_len", "num_slots", "num_speculative_tokens"),
-    "run": ("seed", "validate"),
-}
-
-
-def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a run's configuration that decide its texts, without the draft, which does not."""
-    kept = {section: dict(settings.get(section, {})) for section in ("input", "models", "chat", "sampling")}
-    for name in ("draft", "candidates", "draft_vocabulary"):
-        kept["models"].pop(name, None)
-    for section, names in _DECIDING.items():
-        kept[section] = {name: value for name, value in settings.get(section, {}).items() if name in names}
-    return kept
 
 
 def files_beside(
@@ -74,7 +62,7 @@ def files_beside(
         for row in rows.errors.to_pylist()
     ]
     contents = {
-        RUN: to_json({**_without_paths(run.run), _ENGINES: engines}),
+        RUN: to_json({**without_paths(run.run), _ENGINES: engines}),
         _MANIFEST: to_parquet(pa.Table.from_pylist(units, schema=MANIFEST)),
         _ERRORS: to_parquet(pa.Table.from_pylist(errors, schema=run.errors_schema)),
         **{f"{INPUT}/{name}": Location.parse(path).read_bytes() for path, name in names.items() if with_input},
@@ -87,9 +75,12 @@ def files_beside(
 
 @contextmanager
 def opened(place: str) -> Iterator[RunDirectory]:
-    """Open a run, or that of a publication, which is made again in a folder of its own while the block runs."""
+    """Open a run, or that of a publication or a part alone, made again in a folder of its own while the block runs."""
     location = Location.parse(place)
     with TemporaryDirectory(prefix="dray-published-") as folder:
+        if is_part(location):
+            yield _of_part(location, folder)
+            return
         said = None if RunDirectory.exists(location) else location.child(RUN).read_if_there()
         try:
             run = RunDirectory.open(location) if said is None else _restored(location, json.loads(said), folder)
@@ -98,6 +89,25 @@ def opened(place: str) -> Iterator[RunDirectory]:
                 f"{location.name}: what it has in dray/ is damaged ({error!r}); publish it again"
             ) from error
         yield run
+
+
+def is_part(location: Location) -> bool:
+    """Tell whether this is a file, such as a part that was copied out of its run."""
+    return location.name.endswith(".parquet") and bool(location.info().is_file)
+
+
+def _of_part(part: Location, folder: str) -> RunDirectory:
+    """Return the run of a part, with its unit alone, made in an empty folder. Raises ValueError, and OSError."""
+    try:
+        said = provenance_of(parquet_schema(part))
+        if said is None:
+            raise ValueError("its footer does not say of which run it is")
+        unit = WorkUnit(**said["unit"])
+        directory = RunDirectory.create(folder, said["run"], [unit])
+    except (pa.ArrowException, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{part.name}: no part of a run that says how it was made ({error}); name the run") from error
+    replace_file(directory.part_path(unit.unit_id), part.read_bytes(), directory.temporary)
+    return directory
 
 
 def _restored(publication: Location, run: dict[str, Any], folder: str) -> RunDirectory:
@@ -139,12 +149,3 @@ def _one_of(engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     said = {name: value for each in engines for name, value in each.items()}
     said |= {name: " and ".join(several) for name, several in values.items() if len(several) > 1}
     return {**said, "exact_text": "no"} if "no" in values.get("exact_text", ()) else said
-
-
-def _without_paths(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of run.json with the names of models in place of their folders."""
-    kept = {name: value for name, value in run.items() if name not in ("manifest", "settings", "models")}
-    models = {name: model_name(run.get("models", {}).get(name)) for name in ("target", "tokenizer")}
-    settings = deciding(run.get("settings", {}))
-    settings["input"]["path"], settings["models"] = "", {**settings["models"], **models}
-    return {**kept, "models": models, "settings": settings}

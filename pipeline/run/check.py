@@ -75,7 +75,7 @@ def check_run(run_directory: RunDirectory) -> CheckReport:
     # data/ is listed first: the error rows of a part are written before it, so errors/ then has them.
     foreign = {folder: {info.base_name for info in location.child(folder).list()} for folder in ("data", "errors")}
     report = CheckReport()
-    for found in by_chunks(_check_units, run_directory, _listed(run_directory, foreign), len(foreign["data"])):
+    for found in by_chunks(check_units, run_directory, _listed(run_directory, foreign), len(foreign["data"])):
         report.add(found)
     names = [f"{folder}/{name}" for folder in foreign for name in sorted(foreign[folder])]
     report.problems += [f"{name}: not a part of this run; move it away" for name in names]
@@ -95,8 +95,8 @@ def _listed(run_directory: RunDirectory, names: Mapping[str, set[str]]) -> Itera
         yield unit, name, has_part, has_errors
 
 
-def _check_units(run_directory: RunDirectory, units: list[_Listed]) -> CheckReport:
-    """Return what is wrong with these units, and what they hold."""
+def check_units(run_directory: RunDirectory, units: list[_Listed]) -> CheckReport:
+    """Return what is wrong with these units, each given with the files that it has, and what they hold."""
     report = CheckReport(num_units=len(units), num_committed_units=sum(has_part for _, _, has_part, _ in units))
     read = partial(_read, run_directory)
     contents = read_ahead(read, units, READS_AT_ONCE)

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,6 +26,7 @@ from pipeline.errors import ErrorRow
 from pipeline.inputs.records import parquet_schema
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import COMMIT_LOCK, RunDirectory
+from pipeline.run.fingerprint import provenance
 from pipeline.run.unit_rows import in_row_order, read_unit_rows, without_rows_of
 from pipeline.schema import errors_table
 from pipeline.storage.parquet import to_parquet
@@ -80,7 +82,7 @@ def commit_part(
     counts = count_generations(generations, errors.num_rows)
     assert counts.num_rows == unit.num_rows, "rows in must equal rows out"
     receipt = Receipt(unit.unit_id, counts, attempt, seconds=None if work is None else work.seconds)
-    content = part_content(generations, receipt, engine, work)
+    content = part_content(generations, receipt, engine, work, provenance(run_directory, unit))
     part, errors_path = run_directory.part_path(unit.unit_id), run_directory.errors_path(unit.unit_id)
     with commit_lock(run_directory):
         if not part.exists():
@@ -126,11 +128,18 @@ def work_of(schema: pa.Schema) -> Work | None:
     return None if work is None else Work(**{**work, "round_seconds": tuple(work["round_seconds"])})
 
 
+def provenance_of(schema: pa.Schema) -> dict[str, Any] | None:
+    """Return the `provenance` in the schema of a part; None in parts that do not say it."""
+    found: dict[str, Any] | None = json.loads((schema.metadata or {}).get(_FOOTER_KEY, b"{}")).get("provenance")
+    return found
+
+
 def part_content(
     generations: pa.Table,
     receipt: Receipt,
     engine: Mapping[str, str | bool | int] | None = None,
     work: Work | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return a unit's part as bytes: its generations, and in the footer its receipt and what generated it."""
     footer = {
@@ -139,6 +148,7 @@ def part_content(
         "attempt": receipt.attempt,
         "engine": dict(engine or {}),
         **({} if work is None else {"work": asdict(work)}),
+        **({} if provenance is None else {"provenance": provenance}),
     }
     return to_parquet(generations.replace_schema_metadata({_FOOTER_KEY: json.dumps(footer)}))
 
@@ -195,7 +205,8 @@ def amend_part(
         if added.num_rows:
             shared = engine_of(before.generations.schema).items() & dict(engine or {}).items()
             work = work_of(before.generations.schema)  # that of the first time, which wrote most of the rows
-            content = part_content(after, Receipt(unit.unit_id, counts, attempt), dict(shared), work)
+            receipt, source = Receipt(unit.unit_id, counts, attempt), provenance(run_directory, unit)
+            content = part_content(after, receipt, dict(shared), work, source)
             replace_file(part, content, run_directory.temporary)
         if not failed:
             errors_path.remove()

@@ -1,14 +1,19 @@
-"""Fingerprints: what a run depends on, and what it wrote, as sha256 hex digests."""
+"""Fingerprints: what a run depends on, and what it wrote, as sha256 hex digests; and what of it others may be told."""
 
 import hashlib
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from pipeline.inputs.units import WorkUnit
 from pipeline.run.directory import RunDirectory
 from pipeline.run.unit_rows import each_unit
+from pipeline.storage.location import Location
 
 HASHED_COLUMNS = ("row_id", "sample", "token_ids", "finish_reason")  # of a content hash
 
@@ -18,6 +23,11 @@ _TOKENIZER_FILES = (
 )
 _MODEL_CONFIGS = ("config.json", "generation_config.json")
 _SAMPLED_PARTS, _SAMPLED_BYTES = 64, 4096  # of each file of weights
+_ON_THE_HUB = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+?)/snapshots/(?P<revision>[0-9a-f]+)$")
+_DECIDING: Mapping[str, tuple[str, ...]] = {
+    "engine": ("exact", "max_model_len", "num_slots", "num_speculative_tokens"),
+    "run": ("seed", "validate"),
+}
 
 
 def model_fingerprint(path: str | Path) -> str:
@@ -97,6 +107,47 @@ def content_hash(run_directory: RunDirectory) -> str:
     for rows in each_unit(run_directory, run_directory.units(), HASHED_COLUMNS):
         content.add(rows.generations)
     return content.hexdigest()
+
+
+def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run's configuration that decide its texts, without the draft, which does not."""
+    kept = {section: dict(settings.get(section, {})) for section in ("input", "models", "chat", "sampling")}
+    for name in ("draft", "candidates", "draft_vocabulary"):
+        kept["models"].pop(name, None)
+    for section, names in _DECIDING.items():
+        kept[section] = {name: value for name, value in settings.get(section, {}).items() if name in names}
+    return kept
+
+
+def model_name(path: str | None) -> str | None:
+    """Return how others know a model: its name and revision on the hub, or the name of its folder, without the path."""
+    if not path:
+        return None
+    found = _ON_THE_HUB.search(path.rstrip("/"))
+    if found:
+        return f"{found['owner']}/{found['name']}@{found['revision'][:12]}"
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def without_paths(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of run.json with the names of models in place of their folders."""
+    kept = {name: value for name, value in run.items() if name not in ("manifest", "settings", "models")}
+    models = {name: model_name(run.get("models", {}).get(name)) for name in ("target", "tokenizer")}
+    settings = deciding(run.get("settings", {}))
+    settings["input"]["path"], settings["models"] = "", {**settings["models"], **models}
+    return {**kept, "models": models, "settings": settings}
+
+
+def provenance(run_directory: RunDirectory, unit: WorkUnit) -> dict[str, Any]:
+    """Return what a part's footer says of its run, and of its unit, so that its rows can be made again from it alone.
+
+    Models and input files have names and digests, and no paths. What vLLM was told may name hosts, and is left out:
+    what it wrote is not made again.
+    """
+    run = without_paths(run_directory.run)
+    identity = {name: value for name, value in run["identity"].items() if name != "engine"}
+    file = Location.parse(unit.file).short_name
+    return {"run": {**run, "identity": identity}, "unit": {**asdict(unit), "file": file, "file_version": ""}}
 
 
 def _model_files(folder: Path) -> tuple[list[Path], list[Path]]:

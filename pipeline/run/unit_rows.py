@@ -107,6 +107,12 @@ def without_rows_of(other: pa.Table, table: pa.Table) -> pa.Table:
     return pick_rows(table, [i for i, row_id in enumerate(table["row_id"].to_pylist()) if row_id not in row_ids])
 
 
+def rows_with_id(table: pa.Table, row_id: int) -> pa.Table:
+    """Return the rows with this id, which stand one behind the other."""
+    row_ids = table["row_id"].to_pylist()
+    return table.slice(row_ids.index(row_id), row_ids.count(row_id)) if row_id in row_ids else table.slice(0, 0)
+
+
 def _read(location: Location, columns: Sequence[str] | None) -> pa.Table:
     content = location.read_bytes()  # before it is parsed: a store that does not answer is not damage
     try:

@@ -34,8 +34,11 @@ def stream_units(
     worker_arguments: Mapping[str, Any],
     pool: ActorPool,
     no_progress_timeout_s: float,
+    has_ended: Callable[[], bool] = lambda: True,
 ) -> Iterator[Receipt]:
     """Yield one receipt for each unit as it is committed, and end with the last, even if other processes still work.
+
+    With the last receipt it does not end before `has_ended`: units may be done again.
 
     `calls` is called in a process of its own on the driver's node. If that process dies it is called again, and
     must yield the same units in the same order, up to the first backup.
@@ -47,7 +50,7 @@ def stream_units(
     committed for `no_progress_timeout_s`.
     """
     quiet_ray_data(no_progress_timeout_s)
-    if not num_units:
+    if not num_units and has_ended():
         return
     # Beside the driver, and without a CPU: an actor pool may hold them all.
     options = {"num_cpus": 0, "_generator_backpressure_num_objects": -1}
@@ -64,7 +67,7 @@ def stream_units(
                     raise outcome
                 if outcome is not None and done.add(outcome.unit_id):
                     yield outcome
-            if len(done) == num_units:
+            if len(done) >= num_units and has_ended():
                 return
     except ExecutionTimeoutError as error:
         raise NoProgressError(str(error)) from error

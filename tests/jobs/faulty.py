@@ -216,3 +216,29 @@ def never_finishes(folder: Path) -> type[EngineWorker]:
             await super()._finish(rows)
 
     return Dawdling
+
+
+def forges_at_a_place(chosen: Path) -> type[EngineWorker]:
+    """Return a generator of which the process that commits first forges a token of each row; `chosen` records it."""
+
+    class Forged:
+        def __init__(self, rows: Any) -> None:
+            self._rows = rows
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rows, name)
+
+        def decode(self, row: EncodedRow) -> list[dict[str, Any]]:
+            found = self._rows.decode(row)
+            for each in found:
+                each["token_ids"] = [each["token_ids"][0] ^ 1, *each["token_ids"][1:]]
+            return found  # type: ignore[no-any-return]
+
+    class Forging(EngineWorker):
+        def _commit(self, *unit: Any) -> Any:
+            with suppress(FileExistsError), chosen.open("x") as file:
+                file.write(self.workplace.process)
+                self.rows = Forged(self.rows)  # type: ignore[assignment]
+            return super()._commit(*unit)
+
+    return Forging

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -484,3 +485,49 @@ def test_a_row_is_shown_and_written_again_alone(forged, text_pair, capsys):
     assert show.main([str(forged), "--row=row-2", "--regenerate", f"--model={text_pair[1]}"]) == 1
     assert re.search(r"not with what the run names:\n *target: was", capsys.readouterr().out)
     assert show.main([str(forged), "--row=row-2", "--regenerate", "--model=nowhere/at/all"]) == 2
+
+
+def copied_part(run: Path, folder: Path, number: int = 0) -> tuple[Path, str]:
+    """Return a part of a run that was copied away from it, and its footer."""
+    folder.mkdir()
+    part = Path(shutil.copy(run / f"data/part-{number:09d}.parquet", folder / "copied.parquet"))
+    return part, pq.read_schema(part).metadata[b"dray"].decode()
+
+
+def test_a_row_of_a_part_alone_is_written_again_and_what_must_be_given_is_named(honest, text_pair, tmp_path, capsys):
+    part, _ = copied_part(honest, tmp_path / "elsewhere", number=1)
+    source = Path(shutil.copy(honest.parent / "in.jsonl", part.parent))
+    command = [str(part), "--row=many", "--regenerate"]
+    given = (f"--input={source}", f"--model={text_pair[0]}")
+    assert show.main([*command, *given]) == 0, capsys.readouterr()
+    assert "written again: row many, 3 texts of" in capsys.readouterr().out
+    edit = partial(rewrite, token_ids=[65, 66], codec=TextCodec.load(text_pair[0]))
+    for needed, why in ((given[1:], "where its input in.jsonl is; name it with --input"), (given[:1], "with --model")):
+        assert show.main([*command, *needed]) == 2
+        assert why in " ".join("".join(capsys.readouterr()).split())
+    assert show.main([str(part), "--row=many"]) == 0
+    assert show.main([*command, given[0], f"--model={text_pair[1]}"]) == 1
+    assert re.search(r"not with what the run names:\n *target: was", capsys.readouterr().out)
+    assert audit.main([str(part)]) == 2
+    assert "is a part alone; name its run" in "".join(capsys.readouterr())
+    edit_part(part, lambda rows: edit(rows[0]))  # with a footer that does not say where it is from
+    assert show.main([*command, *given]) == 2
+    assert "no part of a run that says how it was made" in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_the_footer_of_a_part_has_no_place_of_the_machine_that_wrote_it(tmp_path, text_pair, capsys, monkeypatch):
+    keep_merged_models_in(tmp_path / "cache", monkeypatch)
+    adapter = save_adapter(text_pair[0], tmp_path / "adapter", seed=1)
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    check = "--run.validate.function=tests.jobs.some_checks:has_even_length"
+    run = write(tmp_path, (adapter, text_pair[1]), f"--chat.chat_template={template}", check, rows=prompts(8))
+    part, footer = copied_part(run, tmp_path / "elsewhere")
+    places = (str(tmp_path), str(Path.cwd()), str(Path.home()), socket.gethostname(), "chat.jinja")
+    assert not [place for place in places if place in footer]
+    said = json.loads(footer)["provenance"]["run"]
+    assert said["models"]["target"] == Path(RunDirectory.open(str(run)).run["models"]["target"]).name
+    assert said["identity"]["validate"]["source"]
+    given = (f"--input={tmp_path / 'in.jsonl'}", f"--model={adapter}")
+    name = pq.read_table(part)["id"][0].as_py()
+    assert show.main([str(part), f"--row={name}", "--regenerate", *given]) == 0, capsys.readouterr()

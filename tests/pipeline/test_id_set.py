@@ -13,6 +13,9 @@ def test_an_id_set_equals_a_set_of_the_same_ids():
     for id_ in ids:
         assert small.add(id_) is (id_ not in expected)
         expected.add(id_)
+    for id_ in (*ids[::3], *ids[::3], 1 << 50):
+        small.discard(id_)
+        expected.discard(id_)
     assert small == expected
     assert list(small) == sorted(expected)
     assert len(small) == len(expected)

@@ -75,6 +75,13 @@ def test_the_stream_ends_with_the_last_unit_although_more_is_on_its_way():
     assert len(stream(endless, 3, a_worker())) == 3
 
 
+def test_a_stream_without_units_to_come_brings_those_that_are_done_again_and_ends_with_them():
+    answers = iter([False, False, True])  # asked before the first unit, and after each
+    given = calls([0, 1]), 0, a_worker(), {}, ActorPool(), 120.0
+    assert [receipt.unit_id for receipt in stream_units(*given, lambda: next(answers))] == [0, 1]
+    assert list(stream_units(*given)) == []
+
+
 def test_actors_that_hold_every_cpu_do_not_keep_the_units_away() -> None:
     # What earlier commands of this very process left (Ray keeps an actor's placement group until the job ends).
     for group in map(bytes.fromhex, ray.util.placement_group_table()):

@@ -3,30 +3,28 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from actors.engine.loop import HANG_TIMEOUT_S
 from actors.engine.translation import EncodedRow
 from actors.engines.loading import LoadedEngine
 from actors.rows.plain import PlainRows
+from actors.units.worker import RowKind
 from actors.workers.loose_rows import LooseRows
 from decoding.common_prefix import common_prefix
 from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from decoding.vocabulary.grammars import grammars_of
-from jobs.driver.plan import Plan
-from jobs.report_page.samples import rows_with_id
 from pipeline.errors import ErrorRow, is_of_process
 from pipeline.inputs.rows import InputRow
 from pipeline.inputs.units import WorkUnit
 from pipeline.run.commit import engine_of
 from pipeline.run.earlier_rows import texts_of
 from pipeline.run.row_sample import NO_ROWS
-from pipeline.run.unit_rows import UnitRows
+from pipeline.run.unit_rows import UnitRows, rows_with_id
 from pipeline.schema import NOT_REPEATED, generations_table
 
 _SAME_LOGPROB = 0.01  # as near as rounding brings the log-probabilities of the same token
@@ -100,24 +98,14 @@ Compared = tuple[str, bool, Difference | None]  # a row's name, and whether it c
 
 @dataclass
 class Again:
-    """The engine of a plan in this process, and the rows that it writes again, once."""
+    """An engine in this process, and the rows that it writes again, once."""
 
-    plan: Plan
-    engine: LoadedEngine = field(init=False)
+    engine: LoadedEngine
+    rows: RowKind  # of its run
     num_tokens: int = 0  # that were written
 
-    def __post_init__(self) -> None:
-        self.engine, run = LoadedEngine(self.plan.settings, None, HANG_TIMEOUT_S), self.plan.run_directory
-        assert run is not None, "what is written again is of a run"
-        rows = self.plan.task.rows(self.engine, run, NO_ROWS)
-        assert isinstance(rows, PlainRows), "other rows are refused"
-        self._rows = rows
-
-    def compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
+    async def compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
         """Write rows again; return what was found of each, in their order."""
-        return asyncio.run(self._compared(rows))
-
-    async def _compared(self, rows: Iterable[RecordedRow]) -> list[Compared]:
         tasks: list[asyncio.Task[Compared]] = []
         free = asyncio.Semaphore(_READ_AHEAD * self.engine.loop.engine.options.slots)
 
@@ -136,7 +124,8 @@ class Again:
 
     async def _compare(self, row: RecordedRow) -> Difference | None:
         earlier = texts_of(row.generations.to_pylist())
-        plain = replace(self._rows, earlier=lambda _: earlier)
+        assert isinstance(self.rows, PlainRows), "other rows are refused"
+        plain = replace(self.rows, earlier=lambda _: earlier, recorded_rows=NO_ROWS)
         rows = LooseRows(plain)
         encoded = rows.encode(row.input, row.ordinal)
         if isinstance(encoded, EncodedRow):
