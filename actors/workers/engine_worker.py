@@ -169,7 +169,7 @@ class EngineWorker(UnitWorker):
         """
         work = super().outcome(unit, is_backup)
         found = await (work if self._auditor is None else self._auditor.outcome(unit, work))
-        if (learned := self.engine.loop.engine.learned) is not None:
+        if self.failure is None and (learned := self.engine.loop.engine.learned) is not None:
             await self.ledger.note_learned.remote(self.workplace.process, learned)
         return found
 

@@ -103,19 +103,3 @@ class RecentDrafts(deque[tuple[int, int]]):
     def totals(self) -> tuple[int, int]:
         """Return the tokens drafted and accepted in these rounds."""
         return sum(drafted for drafted, _ in self), sum(accepted for _, accepted in self)
-
-
-class Mean:
-    """A running mean that starts from a guess and forgets old values."""
-
-    def __init__(self, first_guess: float, weight: float, decay: float) -> None:
-        """Start with a guess that counts as `weight` observations; each observation fades by `decay` with the next."""
-        self._sum, self._weight, self._decay = first_guess * weight, weight, decay
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight
-
-    def observe(self, value: float) -> None:
-        self._sum = self._sum * self._decay + value
-        self._weight = self._weight * self._decay + 1

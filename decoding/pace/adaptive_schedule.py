@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from decoding.pace.acceptance import Mean
 from decoding.pace.compared import Round
 from decoding.pace.cost_table import CostTable, Overhead
 from decoding.pace.draft_lengths import DraftPlan, Floats, best_lengths, cut, extension_limits, with_extensions
+from decoding.pace.mean import Mean
 from decoding.pace.schedule import Schedule
 from decoding.pace.trials import Trials
 from decoding.sequence import Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log
 from statistics import median
 
-from decoding.pace.acceptance import Mean
+from decoding.pace.mean import Mean
 
 _KEPT = 0.8  # of what earlier trials said of two drafters, with each one more
 _CONTRADICTS = 0.29  # between the logarithms of two ratios: one is a third larger than the other

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from decoding.pace.acceptance import Mean
+from decoding.pace.mean import Mean
 
 _WEIGHT = 8.0  # rounds that the measurement at start-up counts for, at each end of its line
 _DECAY = 0.98  # of what was observed, per round
