@@ -32,7 +32,7 @@ def test_plain_docstrings_are_no_violation() -> None:
         ("See `pipeline/run/commit.py` and `python -m jobs.serve`.", []),
         ("See `pipeline/run/comit.py`.", ["pipeline/run/comit.py"]),
         ("| `decoding/motor/` | the loop |", ["decoding/motor/"]),
-        ("| `decoding/engine/` | the loop (`engine.py`), one round (`lanes.py`) |", ["lanes.py"]),
+        ("| `decoding/engine/` | the loop (`engine.py`), one round (`cycles.py`) |", ["cycles.py"]),
     ],
 )
 def test_a_path_that_does_not_exist_is_noticed(line: str, absent: list[str]) -> None:
