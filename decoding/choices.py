@@ -8,6 +8,8 @@ Exact = Literal["auto", "on", "off"]  # whether a GPU's products are those in wh
 Fused = Literal["auto", "required"]  # whether a model whose layers do not run fused is refused
 Verification = Literal["coupled", "rejection", "unadjusted"]
 DrafterName = Literal["none", "ngram", "suffix", "model", "eagle3", "dflash", "mtp", "assistant", "hybrid"]
+# A drafter, its draft (a folder, a hub name, or the target's own head), and a name of both that no other one has.
+Turn = tuple[DrafterName, str | None, str]
 
 TEXT_IS_THE_TARGETS: tuple[Verification, ...] = ("coupled",)  # token for token, whatever the draft
 TEXT_DEPENDS_ON_DRAFT: tuple[Verification, ...] = ("rejection", "unadjusted")

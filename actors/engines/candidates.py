@@ -10,8 +10,7 @@ from actors.engines.footprint import footprint
 from actors.settings import GeneratorSettings
 from decoding.cache.footprint import GIB, Footprint
 from decoding.checkpoint.supported import model_folder
-from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName
-from decoding.engine.lanes import Turn
+from decoding.choices import OWN_HEAD, OWN_HEAD_IF_ANY, DrafterName, Turn
 
 WITHOUT_A_MODEL: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
 Pair = tuple[DrafterName, str | None]  # a drafter, and its draft: a folder, a hub name, or the target's own head

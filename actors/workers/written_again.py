@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,7 +15,6 @@ from actors.rows.plain import PlainRows
 from actors.units.worker import RowKind
 from actors.workers.loose_rows import LooseRows
 from decoding.common_prefix import common_prefix
-from decoding.network.reference import Reference
 from decoding.sequence import Sequence
 from decoding.vocabulary.grammars import grammars_of
 from pipeline.errors import ErrorRow, is_of_process
@@ -26,6 +25,9 @@ from pipeline.run.earlier_rows import texts_of
 from pipeline.run.row_sample import NO_ROWS
 from pipeline.run.unit_rows import UnitRows, rows_with_id
 from pipeline.schema import NOT_REPEATED, generations_table
+
+if TYPE_CHECKING:  # it brings transformers' models, which a driver does not need
+    from decoding.network.reference import Reference
 
 _SAME_LOGPROB = 0.01  # as near as rounding brings the log-probabilities of the same token
 _READ_AHEAD = 4  # rows for each slot of the engine
@@ -186,7 +188,9 @@ class Again:
         return replace(found, margin=margin, is_near_tie=margin <= self.engine.loop.engine.close_call)
 
     @cached_property
-    def _reference(self) -> Reference:
+    def _reference(self) -> "Reference":
+        from decoding.network.reference import Reference
+
         models, engine = self.engine.settings.models, self.engine.loop.engine
         grammars = grammars_of(models.tokenizer or models.target, engine.vocab_size, engine.eos_token_ids)
         return Reference.load(

@@ -13,11 +13,12 @@ from dataclasses import replace
 from itertools import islice
 
 from decoding.checkpoint.loading import DType
+from decoding.choices import Turn
 from decoding.device import Device, give_back_freed_memory
 from decoding.drafters.base import Drafter
 from decoding.drafters.lookups.prediction import problem_under
 from decoding.engine.draft_in_use import DraftInUse
-from decoding.engine.lanes import Costs, Turn, load_in_turn, make_lanes, measured_costs
+from decoding.engine.lanes import Costs, load_in_turn, make_lanes, measured_costs
 from decoding.engine.load import Parts, RemoteDrafts, load_parts
 from decoding.engine.options import DraftVocabulary, EngineOptions
 from decoding.engine.rounds.lane import Lane

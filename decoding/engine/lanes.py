@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from decoding.choices import DrafterName
+from decoding.choices import Turn
 from decoding.device import is_out_of_memory
 from decoding.drafters.base import Drafter
 from decoding.drafters.in_turn import InTurn
@@ -23,8 +23,6 @@ from decoding.sequence import Sequence
 
 # Prompt tokens between two rounds, on CPU and elsewhere: they use the device well and take as long as a few rounds.
 _MAX_PREFILL_TOKENS = (512, 2048)
-# A drafter, its draft (a folder, a hub name, or the target's own head), and a name of both that no other one has.
-Turn = tuple[DrafterName, str | None, str]
 Costs = CostTable | tuple[CostTable, ...] | None  # of the drafter, or of each that takes turns
 
 
