@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 from benchmarks.drafts import PAIR, PROMPTS, token_ids
 from decoding import SamplingParams, Sequence
 from decoding.checkpoint.loading import load_network
-from decoding.choices import DrafterName
-from decoding.engine.lanes import Turn
+from decoding.choices import DrafterName, Turn
 from examples.tiny_pair.prompts import prompt_rows
 
 _NEW_TOKENS = 200
