@@ -20,7 +20,7 @@ from pipeline.run.unit_rows import read_unit_rows
 from pipeline.streaming.calls import UnitError
 
 _LOOK_EVERY_S = 2.0  # for a unit to audit, for the verdict on one, and to say that an audit goes on
-_GONE = "its part is gone"  # who moved it away has said why, and could not say that it is moved
+_GONE = "its part is gone"  # the process that moved it away has said why, and ended before it could reopen the unit
 Outcome = Receipt | UnitError | None
 Work = Coroutine[Any, Any, Outcome]
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Auditor:
         while True:
             unit = None
             try:
-                if self._worker.failure is None:  # what is broken here does not get well
+                if self._worker.failure is None:  # a process that has failed is replaced, and judges nothing
                     unit = await self._ledger.next_audit.remote(self._process, place.node, place.card or place.host)
                 if unit is not None:
                     await self._audit(unit)

@@ -132,7 +132,7 @@ class UsualSpeed:
 
 
 def sums_of(rounds: Seq[Round]) -> tuple[float, float]:
-    """Return the tokens and the time of these rounds, with what other work took of it cut off as in `_speed`."""
+    """Return the tokens and the time of these rounds, with what other work took of it cut off as in `speed_of`."""
     return num_tokens_of(rounds), num_tokens_of(rounds) / speed_of(rounds)
 
 
