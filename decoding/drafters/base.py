@@ -7,7 +7,6 @@ What a drafter proposes, and for which rows, may depend on committed tokens and 
 on the noise of positions still to come; therefore, under rejection, nothing may depend on rejected tokens.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -25,6 +24,7 @@ class Drafter:
     """Proposes continuations of the running rows. Row b of a round is in slot b. Only `propose` has no default."""
 
     is_remote: bool = False  # whether it drafts in another process, while this process does other work
+    reads_late: bool = False  # whether it reads texts only when it drafts: to tell it of rows takes no time
 
     @property
     def tap(self) -> FeatureTap | None:
@@ -53,9 +53,6 @@ class Drafter:
     def parts(self) -> "tuple[Drafter, ...]":
         """What it is made of, which several drafters may share; itself, if it is one piece."""
         return (self,)
-
-    def learn(self, sequences: Iterable[Sequence]) -> None:
-        """Learn from the texts of rows that others drafted for, which may have ended."""
 
     def renew(self) -> None:
         """Forget what was computed with weights that have been replaced, and that a rest was asked for.

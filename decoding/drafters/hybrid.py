@@ -97,7 +97,7 @@ class HybridDrafter(Drafter):
         return with_points(drafted, looked_up, drafted.num_draft_tokens_B, num_draft_tokens_B)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Teach the lookup all new tokens, and the acceptance of its own drafts."""
+        """Teach the lookup the acceptance of its own drafts."""
         own_drafted = [n if up else 0 for up, n in zip(rows.uses_lookup, num_drafted, strict=True)]
         self._lookup.observe(rows, own_drafted, num_accepted)
         for slot, (by_model, extension) in self._extensions.items():

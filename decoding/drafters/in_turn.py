@@ -1,14 +1,14 @@
 """InTurn: several drafters for the same rows, of which one drafts in a round (`decoding/pace/trials.py` says which).
 
 They are made of parts, some of which they share: a lookup and a draft model, each alone and both together. The parts of
-the drafter whose turn it is hear of everything. The others hear of nothing, which costs nothing: when their turn comes,
-every slot begins anew for them. A model then reads the rows that run, and a lookup learns the last texts. A head reads
-features of the target, and drafts for the rows that have begun since they were handed out to it.
+the drafter whose turn it is hear of everything, and so do lookups, which read texts only when they draft. The others
+hear of nothing, which costs nothing: when their turn comes, every slot begins anew for them. A model then reads the
+rows that run. A head reads features of the target, and drafts for the rows that have begun since they were handed out
+to it.
 
 Shapes: N tokens, X streams of the target side by side, E the target's hidden size, H features of a projected token.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -20,8 +20,6 @@ from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
 
-_TEXTS = 64  # that a lookup learns, of those begun while it heard of nothing: more take longer than a trial
-
 
 class InTurn(Drafter):
     """Drafts with one of several drafters, which work in this process."""
@@ -30,11 +28,11 @@ class InTurn(Drafter):
         """Begin with the first drafter."""
         self.drafters, self._num_slots, self._turn = drafters, num_slots, 0
         self._parts = [*dict.fromkeys(part for drafter in drafters for part in drafter.parts)]
-        self._awake = [*drafters[0].parts]
+        self._always = [part for part in self._parts if part.reads_late]
+        self._awake = self._with_always(drafters[0].parts)
         # By part: the slots of whose rows it has missed something.
         self._missed = {part: set(range(num_slots)) for part in self._parts if part not in self._awake}
         self._missed.update((part, set()) for part in self._awake)
-        self._texts = {part: deque[Sequence](maxlen=_TEXTS) for part in self._parts}
         self._tap = _all_of(self._awake)
 
     @property
@@ -48,7 +46,7 @@ class InTurn(Drafter):
 
         Return whether anything has changed: the target must then hand out its features to the present `tap`.
         """
-        awake = [*dict.fromkeys(part for each in (turn, *kept) for part in self.drafters[each].parts)]
+        awake = self._with_always(part for each in (turn, *kept) for part in self.drafters[each].parts)
         self._turn = turn
         if awake == self._awake:
             return False
@@ -61,9 +59,10 @@ class InTurn(Drafter):
         self._awake, self._tap = awake, _all_of(awake)
         return True
 
+    def _with_always(self, parts: Iterable[Drafter]) -> list[Drafter]:
+        return [*dict.fromkeys((*self._always, *parts))]
+
     def _wake(self, part: Drafter, rows: Seq[Sequence]) -> None:
-        part.learn(text for text in self._texts[part] if text not in rows)
-        self._texts[part].clear()
         for slot in range(self._num_slots):
             part.begin(slot, None, 0)
         part.admit(range(len(rows)), rows)
@@ -101,11 +100,8 @@ class InTurn(Drafter):
             part.prefill(slots, prompts)
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        for part in self._parts:
-            if part in self._awake:
-                part.admit(slots, sequences)
-            else:
-                self._texts[part].extend(sequences)
+        for part in self._awake:
+            part.admit(slots, sequences)
 
     def lookup_survival(self, rows: Rows) -> Seq[Seq[float]] | None:
         return self.own.lookup_survival(rows)
@@ -113,7 +109,7 @@ class InTurn(Drafter):
     def propose(self, rows: Rows) -> Draft:
         own = self.own
         for part in self._awake:
-            if part not in own.parts:  # it reads features now and then: else it would hold all of them
+            if part not in own.parts and not part.reads_late:  # it reads features now and then: else it would hold all of them
                 part.propose(rows.limited([False] * len(rows.sequences)))
         return own.propose(rows)
 

@@ -36,6 +36,8 @@ class Offer:
 class LookupDrafter(Drafter):
     """Proposes what is offered to each row."""
 
+    reads_late = True
+
     def __init__(self) -> None:
         self._predictions: dict[int, Prediction] = {}  # of the rows that have one
 

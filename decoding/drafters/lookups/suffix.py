@@ -6,11 +6,13 @@ scope (`decoding/scope.py`): those of a job, or of one API key. Instead of a suf
 what followed contexts of a few sizes. The longest context that occurred before decides: its most frequent continuation
 is proposed and becomes part of the context for the next token. To learn or look up a token takes a few dictionary
 accesses, however much was written so far.
+
+Texts are learned when something is looked up. While nothing is, they are only noted, which takes no time.
 """
 
-from collections.abc import Iterable
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakKeyDictionary
 
@@ -25,6 +27,7 @@ _CONTEXT_SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _MIN_SURVIVAL = 0.1  # what is less likely to be accepted is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
 _ALL_PROMPTS = 0
+_TEXTS = 64  # that have ended and are still learned, the last ones: more take longer than a trial of drafts
 
 Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its frequency
 
@@ -36,7 +39,7 @@ class _Writer:
     sequence: Sequence
     number: int
     prompt_key: int  # identifies its prompt
-    tokens: list[int]  # prompt and what was learned of the output
+    tokens: list[int] = field(default_factory=list)  # of prompt and output, as far as they were learned
     offer: Offer | None = None  # for the tokens committed so far
 
 
@@ -47,49 +50,37 @@ class SuffixDrafter(LookupDrafter):
         super().__init__()
         self._known = KnownByScope()
         self._writers: dict[int, _Writer] = {}
+        self._ended = deque[_Writer](maxlen=_TEXTS)  # rows that others replaced, of which a part was not learned yet
         self._next_number = count()
         self._numbers = WeakKeyDictionary[Sequence, int]()  # a row that comes back after it lost its slot keeps its own
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Learn each new prompt, and the output that its sequence has already."""
+        """Note each new row, to learn its prompt, and the output that it has already."""
         super().admit(slots, sequences)
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
             if writer is not None and writer.sequence is sequence:
                 writer.offer = None  # of a round that was dropped, maybe
-                self._learn_output(writer)
                 continue
-            prompt = list(sequence.prompt_token_ids)
+            if writer is not None:
+                self._ended.append(writer)
             prompt_key = hash(sequence.prompt_token_ids) & _KEY_BITS
             number = self._numbers.setdefault(sequence, next(self._next_number))
-            writer = self._writers[slot] = _Writer(sequence, number, prompt_key, prompt)
-            known = self._known.of(sequence.scope.texts)
-            if prompt_key not in known.continuations:
-                known.continuations.add(prompt_key, 0)
-                writer.tokens = []
-                self._learn(known, writer, prompt, [prompt_key])
-            self._learn_output(writer)
-
-    def learn(self, sequences: Iterable[Sequence]) -> None:
-        """Learn the rest of the rows that were known, and these."""
-        for writer in self._writers.values():
-            self._learn_output(writer)
-        for sequence in sequences:
-            self.admit([-1], [sequence])
-            del self._writers[-1]
+            self._writers[slot] = _Writer(sequence, number, prompt_key)
 
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
-        """Learn the rows' new tokens, and how many of the proposed ones were accepted."""
+        """Learn how many of the proposed tokens were accepted."""
         for slot, (drafted, accepted) in enumerate(zip(num_drafted, num_accepted, strict=True)):
             writer = self._writers[slot]
             if writer.offer is not None and drafted:
                 self.learn_acceptance(slot, writer.offer, drafted, accepted)
             writer.offer = None
-            self._learn_output(writer)
 
     def continue_draft(self, slot: int, drafted: list[int], limit: ExtensionLimit, rule: Rule) -> Offer:
         """Look up what follows the row's tokens and a draft by another source, if all of it is accepted."""
-        return self._look_up(self._writers[slot], drafted, limit, rule)
+        writer = self._writers[slot]
+        self._learn_text(writer)
+        return self._look_up(writer, drafted, limit, rule)
 
     def learn_acceptance(self, slot: int, offer: Offer, num_drafted: int, num_accepted: int) -> None:
         """Learn how many of the first `num_drafted` tokens were accepted that the row in this slot was offered."""
@@ -101,11 +92,12 @@ class SuffixDrafter(LookupDrafter):
         swap_entries(self._writers, first, second)
 
     def _offers(self, rows: Rows) -> list[Offer]:
+        if any(rows.num_draft_tokens):
+            self._learn_texts()
         offers = []
         for slot, limit in enumerate(rows.num_draft_tokens):
             writer = self._writers[slot]
             if writer.offer is None and limit:
-                self._learn_output(writer)  # of rounds that it was not asked in
                 calibration = self._known.of(writer.sequence.scope.texts).calibration
                 writer.offer = self._predicted(slot, writer.sequence, limit, calibration)
                 if writer.offer.survival[:1] < [_SURE]:
@@ -135,15 +127,29 @@ class SuffixDrafter(LookupDrafter):
         num_allowed = len(allowed_part(writer.sequence, offer.tokens, drafted))
         return Offer(offer.tokens[:num_allowed], offer.kinds[:num_allowed], offer.survival[:num_allowed])
 
-    def _learn_output(self, writer: _Writer) -> None:
-        num_known = len(writer.tokens) - len(writer.sequence.prompt_token_ids)
-        new = writer.sequence.output_token_ids[num_known:]
+    def _learn_texts(self) -> None:
+        """Learn what was written since the last time."""
+        while self._ended:
+            self._learn_text(self._ended.popleft())
+        for writer in self._writers.values():
+            self._learn_text(writer)
+
+    def _learn_text(self, writer: _Writer) -> None:
+        sequence = writer.sequence
+        known = self._known.of(sequence.scope.texts)
+        if not writer.tokens:
+            prompt = list(sequence.prompt_token_ids)
+            if writer.prompt_key in known.continuations:
+                writer.tokens = prompt
+            else:
+                known.continuations.add(writer.prompt_key, 0)
+                self._learn(known, writer, prompt, [writer.prompt_key])
+        new = sequence.output_token_ids[len(writer.tokens) - len(sequence.prompt_token_ids) :]
         if new:
-            known = self._known.of(writer.sequence.scope.texts)
-            known.continuations.sign(writer.sequence.noise_key, writer.number)
+            known.continuations.sign(sequence.noise_key, writer.number)
             self._learn(known, writer, new, [writer.prompt_key, _ALL_PROMPTS])
             # Again, because learning may have begun a new generation, which then holds a part of it.
-            known.continuations.sign(writer.sequence.noise_key, writer.number)
+            known.continuations.sign(sequence.noise_key, writer.number)
 
     def _learn(self, known: KnownTexts, writer: _Writer, new: list[int], prompts: list[int]) -> None:
         tokens, add = writer.tokens, known.continuations.add

@@ -173,6 +173,7 @@ def test_an_extension_continues_the_models_tokens_as_if_they_were_accepted(model
         without = drafted(drafter.propose(rows))
         text = [*PROMPTS[0], *without[0], 30, 31, 32]
         drafter._lookup.admit([1], [Sequence.create(text, SamplingParams(), row=9)])
+        drafter.lookup_survival(rows)  # in which it learns that text
         drafter._lookup._writers[0].prompt_key = hash(tuple(text)) & ((1 << 60) - 1)
         for max_tokens, expected in ((2, [30, 31]), (1, [30]), (0, [])):
             limits = (ExtensionLimit(max_tokens, 0.0), ExtensionLimit(0, 1.0))

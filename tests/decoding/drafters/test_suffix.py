@@ -100,8 +100,7 @@ def test_matches_are_offered_less_after_rejections_and_more_after_acceptances():
         drafter.admit([0], [sample(PROMPT, 5, 6)])
         for number in range(1, 40):
             sequence = sample(PROMPT, 5, number=number)
-            drafter.admit([1], [sequence])
-            drafter._writers[0] = drafter._writers[1]
+            drafter.admit([0], [sequence])
             rows = rows_of(sequence, limit=1)
             before = drafter.lookup_survival(rows)[0]
             drafter.propose(rows)
@@ -167,10 +166,27 @@ def test_under_rejection_a_row_does_not_look_at_what_its_own_noise_wrote():
 
 def test_a_row_that_was_scored_again_is_not_learned_twice():
     drafter, sequence = SuffixDrafter(), sample(PROMPT, 5, 6, 7)
-    drafter.admit([0], [sequence])
-    before = drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1))
-    drafter.admit([0], [sequence])
-    assert drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1)) == before == (6, 1, 1)
+    for _ in range(2):
+        proposal(drafter, sequence)
+        assert drafter._known.of("").continuations.best(hash((5,)) & ((1 << 60) - 1)) == (6, 1, 1)
+
+
+def test_texts_that_were_written_while_nothing_was_looked_up_are_learned_with_the_next_lookup():
+    """In a rest nothing is observed, and a row that ends is replaced by the next one in its slot."""
+    drafter, written = SuffixDrafter(), sample(PROMPT)
+    drafter.admit([0], [written])
+    assert proposal(drafter, written, limit=0) == []
+    written.output_token_ids += [5, 6, 7, 8]
+    assert proposal(drafter, sample(OTHER, 5, 6, row=1), limit=2) == [7, 8]
+
+
+def test_of_many_texts_that_were_written_while_nothing_was_looked_up_the_last_ones_are_learned():
+    """To learn all of them would take longer than the rounds in which a drafter is tried."""
+    drafter = SuffixDrafter()
+    for number in range(100):
+        drafter.admit([0], [sample(PROMPT, 100 + number, 300 + number, row=number)])
+    assert proposal(drafter, sample(OTHER, 100, row=100), limit=1) == []
+    assert proposal(drafter, sample(OTHER, 199, row=101), limit=1) == [399]
 
 
 def test_a_round_in_which_a_row_may_draft_nothing_does_not_decide_what_is_offered_in_the_next_one():
