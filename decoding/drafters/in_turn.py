@@ -28,6 +28,7 @@ class InTurn(Drafter):
         """Begin with the first drafter."""
         self.drafters, self._num_slots, self._turn = drafters, num_slots, 0
         self._parts = [*dict.fromkeys(part for drafter in drafters for part in drafter.parts)]
+        self._told = 0, frozenset[int]()  # as `turn_to` was told
         self._always = [part for part in self._parts if part.reads_late]
         self._awake = self._with_always(drafters[0].parts)
         # By part: the slots of whose rows it has missed something.
@@ -41,11 +42,14 @@ class InTurn(Drafter):
         return self.drafters[self._turn]
 
     @torch.inference_mode()
-    def turn_to(self, turn: int, kept: Iterable[int], rows: Seq[Sequence]) -> bool:
+    def turn_to(self, turn: int, kept: frozenset[int], rows: Seq[Sequence]) -> bool:
         """Let another drafter draft, and the parts of `kept` ones hear of everything, too; `rows` are those that run.
 
         Return whether anything has changed: the target must then hand out its features to the present `tap`.
         """
+        if (turn, kept) == self._told:  # as in most rounds
+            return False
+        self._told = turn, kept
         awake = self._with_always(part for each in (turn, *kept) for part in self.drafters[each].parts)
         self._turn = turn
         if awake == self._awake:

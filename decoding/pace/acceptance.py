@@ -37,11 +37,15 @@ class Acceptance:
 
     def observe(self, sequences: Seq[Sequence], num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn how much each sequence drafted, and how much of it was accepted."""
-        if any(num_drafted):
-            for counts_K in (self._accepted_K, self._tried_K):
-                counts_K *= _DECAY
-            self._accepted *= _DECAY
-            self._tried *= _DECAY
+        if not any(num_drafted):
+            for sequence in sequences:
+                if sequence.finish_reason is not None:
+                    self._of_row.pop(sequence, None)
+            return
+        for counts_K in (self._accepted_K, self._tried_K):
+            counts_K *= _DECAY
+        self._accepted *= _DECAY
+        self._tried *= _DECAY
         # Tokens behind a rejected one were never tried.
         tried_B = [
             accepted + 1 if accepted < drafted else drafted

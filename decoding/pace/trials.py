@@ -90,6 +90,8 @@ class Trials:
     @property
     def kept(self) -> frozenset[int]:
         """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
+        if self.way == self.settled and not self.keeps_features and self.prepared is None:  # as in most rounds
+            return frozenset()
         stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
         more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
         return frozenset(way for way in more if way not in (None, REST))
