@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-PREFILL_TOKENS = 2048  # of one prefill forward: bounds its memory
+PREFILL_TOKENS = 2048  # of one prefill forward, at most: bounds its memory
+CPU_PREFILL_TOKENS = 512  # and on a CPU, where more of them are read no faster
 _SMALL_RECTANGLE = 256  # rows x longest row; attention over a smaller rectangle is cheaper than a forward of its own
 
 
@@ -21,6 +22,8 @@ def batches(
     token_ids: Seq[Seq[int]],
     starts: Seq[int] | None,
     may_join: Callable[[list[int], list[Piece]], bool],
+    *,
+    is_on_cpu: bool,
 ) -> Iterator[list[Piece]]:
     """Yield the pieces of each forward. Rows without tokens have none; starts are 0 by default.
 
@@ -28,15 +31,16 @@ def batches(
     rows x longest row, so there rows much shorter than the longest wait for the next forward.
     """
     firsts = [0] * len(slots) if starts is None else list(starts)
+    most = min(PREFILL_TOKENS, CPU_PREFILL_TOKENS) if is_on_cpu else PREFILL_TOKENS
     rest = [Piece(list(row), slot, first) for row, slot, first in zip(token_ids, slots, firsts, strict=True) if row]
     while rest:
         rest.sort(key=lambda piece: -len(piece.tokens))
         batch: list[Piece] = []
         later: list[Piece] = []
-        room = PREFILL_TOKENS
+        room = most
         for row, slot, first in rest:
             num_taken = min(room, len(row))
-            if batch and (num_taken < len(row) <= PREFILL_TOKENS or not may_join(row, batch)):
+            if batch and (num_taken < len(row) <= most or not may_join(row, batch)):
                 num_taken = 0
             if num_taken:
                 batch.append(Piece(row[:num_taken], slot, first))
