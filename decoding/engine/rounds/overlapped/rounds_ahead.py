@@ -5,8 +5,8 @@ rounds. What the host decides meanwhile comes a round later: a row that has fini
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
-A round with what a recording cannot do (log-probabilities, penalties, a bias, forbidden tokens, a grammar) is started
-by the host, after the one that is under way has been read.
+A round with what a recording cannot do (a bias, forbidden tokens, a grammar) is started by the host, after the one that
+is under way has been read.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
 from decoding.engine.rounds.overlapped.steps import DraftSteps, steps_of
@@ -35,6 +36,7 @@ class _RoundAhead(Started):
 
     steps: DraftSteps | None
     is_level: list[bool]  # whether the first step of the draft has read all that it lacked of a row
+    counts: SlotCounts | None  # that rows have added their tokens to; None: no row has penalties
 
     @property
     def num_drafted(self) -> int:
@@ -56,8 +58,11 @@ class _RoundAhead(Started):
             if not verdict.is_finite:
                 if newer is not None:
                     newer.rows = tuple(None if row is sequence else row for row in newer.rows)
-            elif self.steps is not None and is_level:
+                continue
+            if self.steps is not None and is_level:
                 self.steps.note(slot, place, sequence, verdict, num_drafted)
+            if self.counts is not None:
+                self.counts.note(place, sequence, verdict.num_accepted + 1)
         self.plan = _plan_of(limits)
         return decided
 
@@ -85,6 +90,8 @@ class RoundsAhead(Starter):
 
     def drop(self) -> None:
         self._postponed, self._running, self._table = None, (), None
+        if self.device_rounds is not None:
+            self.device_rounds.counts.drop()
 
     def forget_caches(self) -> None:
         """Drop the recordings; their memory is given back."""
@@ -130,11 +137,14 @@ class RoundsAhead(Starter):
         num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
         num_visible = longest + num_more + num_drafted + 1
         inputs = RoundInputs(limits, takes_part, starts)
-        verdicts = device_rounds.start(inputs, self._table, num_visible)
+        counts = device_rounds.counts if any(self._table.uses_counts) else None
+        if counts is not None:
+            counts.bring([(slot, rows[slot]) for slot in starts])
+        verdicts = device_rounds.start(inputs, self._table, num_visible, [row.params.logprobs for row in rows])
         taking_part: tuple[Sequence | None, ...] = rows
         if not all(takes_part):
             taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
-        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, steps, is_level)
+        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, steps, is_level, counts)
 
     def _limits(self, rows: Running, takes_part: Seq[bool], schedule: Schedule) -> Seq[int]:
         """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
@@ -194,8 +204,7 @@ def _plan_of(limits: Seq[int]) -> DraftPlan:
 
 
 def _can_be_recorded(params: SamplingParams) -> bool:
-    is_plain = params.logprobs is None and not params.uses_token_counts and not params.logit_bias
-    return is_plain and params.structured is None and not params.forbids_tokens
+    return not params.logit_bias and params.structured is None and not params.forbids_tokens
 
 
 def _start(row: Sequence) -> Start:

@@ -175,13 +175,13 @@ class HeadSteps(DraftSteps):
         states_NH = self._head.read_planned(tokens_BT.flatten(), lines_BTH.flatten(0, 1), plan, is_wanted=is_wanted)
         return states_NH.view(lines_BTH.shape)
 
-    def keep(self, rows: RowsNow, features_BJH: torch.Tensor, committed_BJ: torch.Tensor) -> None:
+    def keep(self, rows: RowsNow, features_BJH: torch.Tensor, written_BJ: torch.Tensor) -> None:
         """Keep the pairs that a round has made: features from the rows' newest token on, and the tokens behind them."""
-        index_J = torch.arange(committed_BJ.shape[1], device=committed_BJ.device)
+        index_J = torch.arange(written_BJ.shape[1], device=written_BJ.device)
         at_BJ = (rows.lengths_B[:, None] - 1 + index_J) % self._size
         slots_B1 = torch.where(rows.is_active_B, rows.index_B, len(self._num_read_S))[:, None]
         self._lines_SRH[slots_B1, at_BJ] = features_BJH
-        self._tokens_SR[slots_B1, at_BJ] = committed_BJ
+        self._tokens_SR[slots_B1, at_BJ] = written_BJ
 
     def levels(
         self, rows: Seq[Sequence], is_known: Seq[bool], were_level: Seq[bool] | None, is_drafted: bool
