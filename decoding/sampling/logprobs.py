@@ -102,12 +102,12 @@ class LineLogprobs:
 
     def of_rows(self, lines_BC: torch.Tensor, num_tokens: Seq[int]) -> Iterator[tuple[int, list[TokenLogprobs]]]:
         """Yield each asking row and its log-probabilities, given the lines on the host and each row's tokens."""
-        blocks = lines_BC.split([self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()], dim=1)
-        for (number, num_top), block_BC in zip(self.num_top.items(), blocks, strict=True):
+        sizes = [self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()]
+        for (number, num_top), block_BC in zip(self.num_top.items(), torch.split(lines_BC, sizes, dim=1), strict=True):
             for row, (wanted, count) in enumerate(zip(self._num_logprobs, num_tokens, strict=True)):
                 if wanted == number:
                     places_JC = block_BC[row].view(self._num_positions, -1)[:count]
-                    chosen_J1, values_JT, ids_JT = places_JC.split([1, num_top, num_top], dim=1)
+                    chosen_J1, values_JT, ids_JT = torch.split(places_JC, [1, num_top, num_top], dim=1)
                     yield row, _listed(chosen_J1[:, 0], values_JT, ids_JT)
 
 

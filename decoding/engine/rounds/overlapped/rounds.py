@@ -48,7 +48,7 @@ class DeviceRounds:
         self._buffers: dict[tuple[int, int], InputBuffers] = {}  # by rows and stop ids
 
     def start(
-        self, inputs: RoundInputs, table: PickTable, num_visible: int, num_logprobs: Seq[int | None]
+        self, inputs: RoundInputs, table: PickTable, num_visible: int, num_logprobs: Seq[int | None] = ()
     ) -> SentVerdicts:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 

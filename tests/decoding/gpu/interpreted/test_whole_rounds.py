@@ -21,8 +21,8 @@ from tests.decoding.heads.tiny_heads import perfect_pair
 from tests.decoding.tiny import noised
 
 PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
-PLAIN = {"max_tokens": 8, "temperature": 0.8, "ignore_eos": True}
-PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.6, "repetition_penalty": 1.2}
+PLAIN = {"max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
+PENALTIES = {"presence_penalty": -1.0, "frequency_penalty": -2.0, "repetition_penalty": 0.9}
 FIELDS = [{"logprobs": 2}, PENALTIES, {}, {"logprobs": 0, "temperature": 0, **PENALTIES}, {"logprobs": 2}]
 LENGTH = 32
 
@@ -52,6 +52,7 @@ def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
         for name, weight in own.named_parameters():
             noise = torch.randn(weight.shape, generator=generator) * saved.tensors[name].std()
             weight.data.copy_(saved.tensors[name] + 0.1 * noise)
+        own.layers[0].self_attn.q_proj.bias.data *= 0.01  # pairs see those before them, too
         drafter = Eagle3Drafter(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
     elif draft == "model":
         drafter = ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH)
