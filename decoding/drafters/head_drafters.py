@@ -30,6 +30,7 @@ _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of
 class _Left(NamedTuple):
     """The features that a round on the device has left there, of the pairs that the head has not read."""
 
+    place: int  # the slot that the row had then
     start: int
     end: int
     lines: Callable[[], torch.Tensor]  # copies them, [N, H]
@@ -106,11 +107,19 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         ]
         return levels, self._features(last)
 
-    def leave(self, slot: int, start: int, end: int, lines: Callable[[], torch.Tensor]) -> None:
-        """Note that the device has read the pairs up to `start`, and that `lines` copies the features up to `end`."""
+    def leave(self, slot: int, place: int, start: int, end: int, lines: Callable[[], torch.Tensor]) -> None:
+        """Note that the device has read the pairs up to `start`, and has the others in slot `place`.
+
+        `lines` copies their features, which end at `end`.
+        """
         self._drop(slot)
         self.slots.num_known[slot] = start
-        self._left[slot] = _Left(start, end, lines)
+        self._left[slot] = _Left(place, start, end, lines)
+
+    def first_left(self, slot: int, row: Sequence) -> int | None:
+        """Return the first pair of a row that is not read, if all such pairs are on the device, in the same slot."""
+        left = self._left.get(slot)
+        return left.start if left is not None and (left.place, left.end) == (slot, len(row) - 1) else None
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""

@@ -187,8 +187,15 @@ class HeadSteps(DraftSteps):
         self, rows: Seq[Sequence], is_known: Seq[bool], were_level: Seq[bool] | None, is_drafted: bool
     ) -> list[bool]:
         """Tell which rows have all their pairs, and bring the last one of those that the device does not know there."""
-        fresh = [(slot, row) for slot, (row, known) in enumerate(zip(rows, is_known, strict=True)) if not known]
-        levels = [False] * len(rows) if were_level is None else [*were_level, *[False] * len(rows)][: len(rows)]
+        fresh, first = list[tuple[int, Sequence]](), dict[int, int]()  # by slot: the pair that is read next
+        for slot, (row, known) in enumerate(zip(rows, is_known, strict=True)):
+            if not known and (left := self._drafter.first_left(slot, row)) is not None:
+                first[slot] = left
+            elif not known:
+                fresh.append((slot, row))
+        levels = [*(were_level or ()), *[False] * len(rows)][: len(rows)]
+        for slot in first:
+            levels[slot] = True
         if fresh:
             are_level, lines_NH = self._drafter.read_up(fresh)
             for (slot, _), is_level in zip(fresh, are_level, strict=True):
@@ -197,12 +204,15 @@ class HeadSteps(DraftSteps):
             slots_N, places_N, tokens_N = to_device(numbers, self._head.device, torch.int64).T
             self._lines_SRH[slots_N, places_N % self._size] = lines_NH
             self._tokens_SR[slots_N, places_N % self._size] = tokens_N
-            self._num_read_S[slots_N] = places_N
+            first |= {slot: place for slot, place, _ in numbers}
+        if first:
+            slots_N, first_N = to_device(list(first.items()), self._head.device, torch.int64).T
+            self._num_read_S[slots_N] = first_N
         return levels
 
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         start, end = len(row) - 1, len(row) + verdict.num_accepted
-        self._drafter.leave(slot, start, end, partial(self._left, place, start, end))
+        self._drafter.leave(slot, place, start, end, partial(self._left, place, start, end))
 
     def _left(self, place: int, start: int, end: int) -> torch.Tensor:
         at_N = torch.arange(start, end, device=self._head.device) % self._size

@@ -22,8 +22,9 @@ from tests.decoding.tiny import noised
 
 PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
 PLAIN = {"max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
-PENALTIES = {"presence_penalty": -1.0, "frequency_penalty": -2.0, "repetition_penalty": 0.9}
-FIELDS = [{"logprobs": 2}, PENALTIES, {}, {"logprobs": 0, "temperature": 0, **PENALTIES}, {"logprobs": 2}]
+ATTRACTED = {"presence_penalty": -1.0, "frequency_penalty": -2.0, "repetition_penalty": 0.9}  # by what is written
+PENALIZED = {"presence_penalty": 0.4, "frequency_penalty": 0.6, "repetition_penalty": 1.2}
+FIELDS = [{"logprobs": 2}, ATTRACTED, PENALIZED, {"logprobs": 0, **PENALIZED}, {"logprobs": 2, "temperature": 0}]
 LENGTH = 32
 
 
