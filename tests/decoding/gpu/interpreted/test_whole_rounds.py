@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.roofline.launched import FIRST_STEP_KERNELS, KEEP_KERNELS, NEXT_STEP_KERNELS
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
 from decoding.fused.recordings import CudaRecorder
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.networks import Eagle3Network
@@ -113,6 +115,24 @@ def test_recorded_rounds_do_what_the_host_does_with_few_operations_and_one_wait(
     assert [row.logprobs for row in found] == [row.logprobs for row in expected]
     assert sum(row.num_accepted_tokens for row in found) >= 2 * num_drafted
     assert not gpu.num_refused
+
+
+@torch.inference_mode()
+def test_the_steps_of_a_head_launch_as_many_kernels_as_a_round_is_predicted_to_take():
+    drafter = engine_of("head", 3, 2).lanes[0].drafter
+    steps, rows = HeadSteps(drafter, 3, 2), RowsNow(torch.tensor([5, 6, 7]), torch.zeros(3, 2), torch.ones(3) > 0)
+    nothing_B1, nothing_BJ = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64)
+    features_BJH = torch.zeros(3, 3, drafter.head.hidden_size).bfloat16()
+    steps.first(rows, LENGTH)  # which allocates the cache
+    with Operations() as first:
+        found = steps.first(rows, LENGTH)
+    with Operations() as later:
+        steps.next(rows, nothing_B1, found, 1, LENGTH)
+    with Operations() as kept:
+        steps.keep(rows, features_BJH, nothing_BJ)
+    counted = [operations.launches.total() for operations in (first, later, kept)]
+    of_a_pick = 2
+    assert counted == [FIRST_STEP_KERNELS - of_a_pick, NEXT_STEP_KERNELS - of_a_pick, KEEP_KERNELS]
 
 
 @pytest.mark.slow
