@@ -56,7 +56,7 @@ class SlotCounts:
         self._counts_SV[: len(written_BJ)].scatter_add_(1, written_BJ, OUTPUT * is_new_BJ.int())
 
     def note(self, slot: int, row: Sequence, num_new: int) -> None:
-        """Note that a round has been read which counted so many tokens of a row that was in this slot then."""
+        """Record that a round has been read which counted `num_new` tokens of a row that was in this slot then."""
         self._counted[slot] = row, len(row) + num_new
 
     def drop(self) -> None:

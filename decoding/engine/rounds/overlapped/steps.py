@@ -73,7 +73,7 @@ class DraftSteps(ABC):
 
     @abstractmethod
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
-        """Note what a round has read of a row that was level, is in this slot and was in slot `place` then.
+        """Record what a round has read of a row that was level, is in this slot and was in slot `place` then.
 
         The verdict is that of the round, in which rows drafted up to `num_drafted` tokens, and is not committed yet.
         """
@@ -130,7 +130,7 @@ class HeadSteps(DraftSteps):
     reads_always = True
 
     def __init__(self, drafter: Eagle3Drafter, num_slots: int, most_drafted: int) -> None:
-        """Make rings for rows that draft up to so many tokens."""
+        """Make rings for rows that draft up to `most_drafted` tokens."""
         super().__init__(drafter)
         self._drafter, self._head = drafter, drafter.head
         device, self._width = self._head.device, most_drafted + 1
