@@ -108,7 +108,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         return levels, self._features(last)
 
     def leave(self, slot: int, place: int, start: int, end: int, lines: Callable[[], torch.Tensor]) -> None:
-        """Note that the device has read the pairs up to `start`, and has the others in slot `place`.
+        """Record that the device has read the pairs up to `start`, and has the others in slot `place`.
 
         `lines` copies their features, which end at `end`.
         """
