@@ -92,7 +92,7 @@ class _MadeUp(Recordings[None]):
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
-        num_rows, _, num_drafted, _, *num_padded = key
+        num_rows, _, _, num_drafted, _, *num_padded = key
         if not num_padded:
             self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
