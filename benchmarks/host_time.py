@@ -28,6 +28,7 @@ from decoding.engine.rounds.lane import Lane
 from decoding.engine.rounds.overlapped.inputs import rounded_width
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead
+from decoding.engine.rounds.overlapped.steps import ModelSteps
 from decoding.fused.recordings import Key, Recordings
 from decoding.network.language_model import LanguageModel
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
@@ -91,7 +92,7 @@ class _MadeUp(Recordings[None]):
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
-        num_rows, _, num_drafted, _, *num_padded = key
+        num_rows, _, _, num_drafted, _, *num_padded = key
         if not num_padded:
             self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
@@ -141,7 +142,7 @@ def lane_over(schedule: Schedule, num_rows: int, vocab_size: int) -> tuple[Lane,
     params = SamplingParams(max_tokens=512, temperature=0.8, top_p=0.95)
     drafter, recordings = ModelDrafter(draft, vocab_size, num_rows, _MAX_MODEL_LEN), _MadeUp()
     ahead = RoundsAhead(target, drafter, num_rows, None)
-    ahead.device_rounds = DeviceRounds(target, drafter, num_rows, recordings)
+    ahead.device_rounds = DeviceRounds(target, ModelSteps(drafter), num_rows, recordings)
     schedule.never_rest()
     lane = Lane(
         target,

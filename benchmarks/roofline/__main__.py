@@ -17,7 +17,7 @@ from benchmarks.harness import listed, show, write_json
 from benchmarks.pair_factory import SHAPES, Shape
 from benchmarks.roofline.estimate import Estimate, Question, answer
 from benchmarks.roofline.gpus import GPUS, Gpu
-from benchmarks.roofline.launched import Round, can_predict, launched_round
+from benchmarks.roofline.launched import Round, can_predict, headed_round, launched_round
 from benchmarks.roofline.model_size import ModelSize
 
 _QWEN_8B = SHAPES["8b"]
@@ -37,6 +37,7 @@ PAIRS = {  # a target's sizes and a draft's
 GIB = 2**30
 _HEADINGS = ("batch", "a plain step reads", "plain/s", "draft/s", "windowed draft/s", "one-layer head/s")
 _ROUND_HEADINGS = ("batch", "products ms", "keys ms", "kernels ms", "round ms", "plain/s", "vLLM/s, a guess", "ratio")
+_NUM_DRAFTED = 3  # tokens that a row drafts with a head in a predicted round
 _MEMORY_HEADINGS = ("plain GiB", "with draft GiB", "with windowed draft GiB", "fits")
 
 
@@ -52,17 +53,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     _print(given.model, question, estimates)
-    rounds = _rounds(PAIRS[given.model][0], question, given.batch) if can_predict(question.gpu) else {}
+    rounds, headed = dict[int, Round](), dict[int, Round]()
+    if can_predict(question.gpu):
+        target = PAIRS[given.model][0]
+        for batch in given.batch:
+            asked = question.gpu, target, question.target, batch, question.context
+            rounds[batch], headed[batch] = launched_round(*asked), headed_round(*asked, _NUM_DRAFTED)
     if rounds:
         title = "a round without drafts as our kernels are launched, and vLLM's as guessed"
         show(title, _ROUND_HEADINGS, [_round(batch, found) for batch, found in rounds.items()])
+        title = f"a round with an EAGLE-3 head and {_NUM_DRAFTED} drafted tokens, and vLLM's as guessed"
+        num_tokens = sum(question.acceptance**number for number in range(_NUM_DRAFTED + 1))
+        lines = [_round(batch, found, num_tokens) for batch, found in headed.items()]
+        show(title, ["tokens/s" if name == "plain/s" else name for name in _ROUND_HEADINGS], lines)
         print(
             "counted: tiles, programs, waves of programs, bytes, kernels; guessed: 7 TB/s of the second cache, keys at "
             "70 % of the bandwidth, 3 us a kernel, vLLM at 85 % of the ideal and 0.65 ms "
             "(benchmarks/roofline/launched.py)"
         )
     if given.json:
-        write_json(given.json, {"model": given.model, **asdict(question), "batches": estimates, "rounds": rounds})
+        write_json(
+            given.json,
+            {"model": given.model, **asdict(question), "batches": estimates, "rounds": rounds, "headed": headed},
+        )
     return 0
 
 
@@ -83,13 +96,9 @@ def _question(given: argparse.Namespace) -> Question:
     )
 
 
-def _rounds(target: Shape, question: Question, batches: Sequence[int]) -> dict[int, Round]:
-    return {batch: launched_round(question.gpu, target, question.target, batch, question.context) for batch in batches}
-
-
-def _round(batch: int, found: Round) -> list[str]:
+def _round(batch: int, found: Round, num_tokens: float = 1.0) -> list[str]:
     times = (found.products, found.keys, found.kernels, found.seconds)
-    speeds = (batch / found.seconds, batch / found.peer)
+    speeds = (batch * num_tokens / found.seconds, batch * num_tokens / found.peer)
     ratio = f"{found.peer / found.seconds:.2f}"
     return [str(batch), *(f"{1e3 * each:.1f}" for each in times), *(f"{each:,.0f}" for each in speeds), ratio]
 

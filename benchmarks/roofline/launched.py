@@ -10,6 +10,10 @@ many of these a multiprocessor runs at once, the bytes that they read, and the k
 - Keys and values come at 70 % of the bandwidth.
 - 3 us for each kernel, in which the GPU begins and ends it. The host's work is hidden.
 
+A round with an EAGLE-3 head is the target's forward over K + 1 tokens of each row, and K steps of the head, of which
+the first one reads K + 1 pairs of each row, and each later one a pair. The head's products are the library's, and take
+as long as reading its weights or as their arithmetic.
+
 Beside it stands what vLLM would take, guessed from what others have published: 85 % of the ideal (`ideal.py`), and 0.65
 ms of a round.
 """
@@ -23,7 +27,7 @@ import torch
 from benchmarks.pair_factory import Shape
 from benchmarks.roofline.gpus import Gpu
 from benchmarks.roofline.ideal import BANDWIDTH_SHARE, COMPUTE_SHARE, forward_seconds
-from benchmarks.roofline.model_size import Forward, ModelSize
+from benchmarks.roofline.model_size import NUM_FEATURES, Forward, ModelSize
 from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 
 CACHE_BANDWIDTH = 7e12
@@ -31,12 +35,15 @@ KEYS_SHARE = 0.7
 KERNEL_SECONDS = 3e-6
 OTHER_KERNELS = 4  # of a layer: two norms, the heads' rotation, and attention, if a program has all of a row
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
+# Of a round with a head, beside the target's: the first step with its picks and what it reads of its ring, each later
+# step, and what is left for the next round.
+FIRST_STEP_KERNELS, NEXT_STEP_KERNELS, KEEP_KERNELS = 40, 26, 8
 _HOPPER = MULTIPROCESSORS[90]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The seconds of a round without drafts, by what takes them."""
+    """The seconds of a round, by what takes them."""
 
     products: float
     keys: float
@@ -54,18 +61,48 @@ def can_predict(gpu: Gpu) -> bool:
     return gpu.num_multiprocessors > 0 and importlib.util.find_spec("triton") is not None
 
 
-def launched_round(gpu: Gpu, shape: Shape, size: ModelSize, num_rows: int, positions_per_row: int) -> Round:
-    """Return the time of a round of plain decoding. Raises ImportError where there is no Triton."""
-    forward = Forward.of_round(num_rows, 1, positions_per_row)
+def launched_round(
+    gpu: Gpu, shape: Shape, size: ModelSize, num_rows: int, positions_per_row: int, num_drafted: int = 0
+) -> Round:
+    """Return the time of a round of plain decoding, or of the target's part of one in which each row drafts as many.
+
+    Raises ImportError where there is no Triton.
+    """
+    forward = Forward.of_round(num_rows, 1 + num_drafted, positions_per_row)
     *of_layer, head = products_of(shape)
-    found = [product(gpu, num_rows, *sizes) for sizes in of_layer]
-    of_head, num_of_head = product(gpu, num_rows, *head)
+    found = [product(gpu, forward.num_tokens, *sizes) for sizes in of_layer]
+    of_head, num_of_head = product(gpu, forward.num_tokens, *head)
     num_kernels = shape.layers * (OTHER_KERNELS + sum(number for _, number in found)) + num_of_head
     return Round(
         products=shape.layers * sum(seconds for seconds, _ in found) + of_head,
         keys=size.cache_bytes_read(forward) / (KEYS_SHARE * gpu.bandwidth),
         kernels=KERNEL_SECONDS * num_kernels,
         peer=PEER_SECONDS + forward_seconds(gpu, size, forward) / PEER_SHARE,
+    )
+
+
+def headed_round(
+    gpu: Gpu, shape: Shape, size: ModelSize, num_rows: int, positions_per_row: int, num_drafted: int
+) -> Round:
+    """Return the time of a round in which each row drafts as many tokens, at least 1, with an EAGLE-3 head."""
+    verified = launched_round(gpu, shape, size, num_rows, positions_per_row, num_drafted)
+    head, projection = ModelSize.of_head(shape.config()), NUM_FEATURES * shape.hidden**2
+    in_all, layer = num_rows * (1 + num_drafted), head.layer_weights - projection
+
+    def read(num_weights: int, num_lines: int) -> float:
+        arithmetic = 2 * num_weights * num_lines / (COMPUTE_SHARE * gpu.flops)
+        return max(head.bytes_per_value * num_weights / (BANDWIDTH_SHARE * gpu.bandwidth), arithmetic)
+
+    step = Forward.of_round(num_rows, 1, positions_per_row)
+    first, later = read(projection, in_all) + read(layer, in_all), (num_drafted - 1) * read(layer, num_rows)
+    num_kernels = FIRST_STEP_KERNELS + (num_drafted - 1) * NEXT_STEP_KERNELS + KEEP_KERNELS
+    keys = num_drafted * head.cache_bytes_read(step) / (KEYS_SHARE * gpu.bandwidth)
+    products = first + later + num_drafted * read(head.head_weights, num_rows)
+    return Round(
+        products=verified.products + products,
+        keys=verified.keys + keys,
+        kernels=verified.kernels + KERNEL_SECONDS * num_kernels,
+        peer=verified.peer + (products + keys * KEYS_SHARE / BANDWIDTH_SHARE) / PEER_SHARE,
     )
 
 

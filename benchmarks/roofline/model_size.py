@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _HEAD_VOCABULARY = 32_000  # tokens that a published EAGLE-3 head proposes, whatever the target's vocabulary
-_HEAD_FEATURES = 3  # hidden states of the target that it joins
+NUM_FEATURES = 3  # hidden states of the target that it joins
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ModelSize:
         hidden, heads, kv_heads = text.hidden_size, text.num_attention_heads, text.num_key_value_heads
         head_size = getattr(text, "head_dim", None) or hidden // heads
         attention = 2 * hidden * (heads + 2 * kv_heads) * head_size + heads * head_size * hidden
-        projection = _HEAD_FEATURES * hidden * hidden
+        projection = NUM_FEATURES * hidden * hidden
         return cls(
             layer_weights=attention + 3 * hidden * text.intermediate_size + projection,
             head_weights=_HEAD_VOCABULARY * hidden,

@@ -9,9 +9,10 @@ forward, and drafts one token at each of these places.
 Shapes: N tokens or rows of a step, S slots, V vocabulary of the target, H hidden size of the head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,15 @@ _MOST_HELD = 16  # features of a row that does not draft
 _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of a row, and the first position
 
 
+class _Left(NamedTuple):
+    """The features that a round on the device has left there, of the pairs that the head has not read."""
+
+    place: int  # the slot that the row had then
+    start: int
+    end: int
+    lines: Callable[[], torch.Tensor]  # copies them, [N, H]
+
+
 class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     """Drafts with a head, in a slot cache that mirrors the target's."""
 
@@ -34,13 +44,14 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def __init__(self, head: Eagle3Head, num_slots: int, max_model_len: int) -> None:
         super().__init__(head, num_slots, max_model_len)
         self._held: dict[int, list[_Piece]] = {}  # by slot: features of later positions, in order
+        self._left: dict[int, _Left] = {}  # by slot, in place of what is held
         self._rows: dict[int, Sequence] = {}  # by slot: the row that runs there, or has run there last
         self._states: tuple[list[int], torch.Tensor] = [], torch.empty(0)  # after the last step, and the step's slots
 
     def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, lines_NH: torch.Tensor) -> None:
         """Hold the features of a forward. What was held of these positions belonged to tokens that were rejected."""
         for slot, start, own_NH in zip(slots, starts, torch.split(lines_NH, list(lengths)), strict=True):
-            kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._held.get(slot, []) if at < start]
+            kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._pieces(slot) if at < start]
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
             has_gap = start > (_end(kept) if kept else self.slots.num_known[slot])
             if start < self.max_len and not has_gap:
@@ -52,7 +63,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         if donor is not None and donor in self._rows and num_shared > self.slots.num_known[donor]:
             self._read({donor: num_shared})
         super().begin(slot, donor, num_shared)
-        self._held[slot] = []
+        self._drop(slot)
         self._rows.pop(slot, None)
 
     @property
@@ -61,8 +72,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def num_copyable(self, slot: int, num_shared: int) -> int:
         """Return how many tokens have pairs to copy; a row beyond the head's context, which needs none, copies all."""
-        held = self._held.get(slot)
-        num_known = _end(held) if held else self.slots.num_known[slot]
+        num_known = self._end_of(slot) or self.slots.num_known[slot]
         return num_shared if num_known >= self.max_len else min(num_shared, num_known + self.depth - 1)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
@@ -76,18 +86,45 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def swap(self, first: int, second: int) -> None:
         """Exchange keys and values, and what is held."""
         super().swap(first, second)
-        for table in (self._held, self._rows):
+        for table in (self._held, self._left, self._rows):
             swap_entries(table, first, second)
 
     def reset(self, slot: int) -> None:
         """Clear the slot, and forget what is held."""
         super().reset(slot)
-        self._held[slot] = []
+        self._drop(slot)
+
+    def read_up(self, rows: Seq[tuple[int, Sequence]]) -> tuple[list[bool], torch.Tensor]:
+        """Read all pairs of these slots and rows but the last; return which lack no other, and its features [N, H].
+
+        A row of one token lacks none, and has no pair: its features are zeros, as are those that are not held.
+        """
+        self._rows.update(rows)
+        self._read({slot: len(row) - 2 for slot, row in rows})
+        last = [(slot, max(len(row) - 2, 0), max(len(row) - 1, 1)) for slot, row in rows]
+        levels = [
+            len(row) == 1 or self._next_pairs(slot, len(row) - 1) == (len(row) - 2, len(row) - 1) for slot, row in rows
+        ]
+        return levels, self._features(last)
+
+    def leave(self, slot: int, place: int, start: int, end: int, lines: Callable[[], torch.Tensor]) -> None:
+        """Record that the device has read the pairs up to `start`, and has the others in slot `place`.
+
+        `lines` copies their features, which end at `end`.
+        """
+        self._drop(slot)
+        self.slots.num_known[slot] = start
+        self._left[slot] = _Left(place, start, end, lines)
+
+    def first_left(self, slot: int, row: Sequence) -> int | None:
+        """Return the first pair of a row that is not read, if all such pairs are on the device, in the same slot."""
+        left = self._left.get(slot)
+        return left.start if left is not None and (left.place, left.end) == (slot, len(row) - 1) else None
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""
         limits = super()._limits(rows)
-        ends = [_end(held) if (held := self._held.get(slot)) else 0 for slot in range(len(limits))]
+        ends = [self._end_of(slot) for slot in range(len(limits))]
         limits = [
             limit if 0 < len(sequence) - 1 <= end else 0
             for limit, sequence, end in zip(limits, rows.sequences, ends, strict=True)
@@ -158,16 +195,32 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def _next_pairs(self, slot: int, end: int) -> tuple[int, int]:
         """Return the range of pairs up to `end` that have not been read and whose features are held."""
-        held = self._held.get(slot, [])
+        held = self._pieces(slot)
         start = self.slots.num_known[slot]
         if not held:
             return start, start
         return max(start, held[0][0]), min(end, _end(held))
 
+    def _drop(self, slot: int) -> None:
+        self._held[slot] = []
+        self._left.pop(slot, None)
+
     def _forget(self, slot: int, end: int) -> None:
         """Count the pairs up to `end` as read, and drop their features."""
         self.slots.num_known[slot] = end
-        self._held[slot] = [piece for piece in self._held.get(slot, []) if _end([piece]) > end]
+        self._held[slot] = [piece for piece in self._pieces(slot) if _end([piece]) > end]
+
+    def _pieces(self, slot: int) -> list[_Piece]:
+        """Return what is held of a slot, in order; what is left on the device is copied first."""
+        if (left := self._left.pop(slot, None)) is not None:
+            self._held[slot] = [(left.start, left.lines())]
+        return self._held.get(slot, [])
+
+    def _end_of(self, slot: int) -> int:
+        """Return the position behind the last feature that is held, or left on the device; 0 if there is none."""
+        if slot in self._left:
+            return self._left[slot].end
+        return _end(held) if (held := self._held.get(slot)) else 0
 
     def _features(self, pieces: Seq[tuple[int, int, int]], masks: Mapping[int, int] | None = None) -> torch.Tensor:
         """Return the features [N, H] of these ranges (slot, start, end), end to end; zeros where none are held.
@@ -177,7 +230,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         zeros_1H = torch.zeros(1, self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
         found = []
         for slot, start, end in pieces:
-            for first, piece_NH in self._held.get(slot, []):
+            for first, piece_NH in self._pieces(slot):
                 until = min(end, first + len(piece_NH))
                 if first <= start < until:
                     found.append(piece_NH[start - first : until - first])

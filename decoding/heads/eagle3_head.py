@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from decoding.cache.plan import Packing
+from decoding.cache.plan import Packing, Plan
 from decoding.device import seconds_of, to_device
 from decoding.fused.attention import Window, attention_here
 from decoding.fused.layers import Norm
@@ -64,6 +64,20 @@ class Eagle3Head(SlotHead):
         is_read_back = self._kernels is None and not self._is_on_gpu
         packing = Packing.of(lengths, self.device, width, is_read_back=is_read_back or self._windowed is not None)
         plan = self.cache.plan(self._slots(slots), positions_BT, max(starts) + width, packing)
+        return self.read_planned(tokens_N, states_NH, plan, is_wanted=is_wanted)
+
+    @property
+    def takes_plans(self) -> bool:
+        """Whether `read_planned` may be part of a recording, with rows that only the device knows."""
+        return self._is_on_gpu and not self.block_tokens
+
+    @torch.inference_mode()
+    def read_planned(
+        self, tokens_N: torch.Tensor, states_NH: torch.Tensor, plan: Plan, *, is_wanted: bool = True
+    ) -> torch.Tensor:
+        """Read pairs as `read` does, at the places of a plan; on a GPU nothing here waits for the device."""
+        assert self.cache is not None, "allocate() comes first"
+        self.cache.use(plan)
         tables_PD = self._rotary.reach(self.cache.num_positions)
         attention = attention_here(
             self._heads, plan.positions_N, self.cache, plan, tables_PD, self._kernels, self._windowed

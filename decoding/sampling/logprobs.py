@@ -45,10 +45,7 @@ class RoundLogprobs:
         knows_counts = _knows_counts(logits_BJV.device)
         self._num_positions = None if knows_counts else num_positions  # of each row; None: those that count
         index_J = torch.arange(num_positions, device=logits_BJV.device)
-        drafted_BJ = torch.nn.functional.pad(drafted_BK, (0, 1))
-        tokens_BJ = torch.where(index_J < num_accepted_B[:, None], drafted_BJ, next_token_B[:, None])
-        # What a row without finite logits would draw may lie outside the vocabulary.
-        tokens_P = tokens_BJ.clamp(max=vocab_size - 1).flatten()
+        tokens_P = written(num_accepted_B, next_token_B, drafted_BK, vocab_size).flatten()
         for number in sorted(asked):
             rows = [row for row, num_top in enumerate(num_logprobs) if num_top == number]
             num_top = min(number, vocab_size)
@@ -62,7 +59,7 @@ class RoundLogprobs:
                 places_M = (starts_R[:, None] + index_J).flatten()
                 parts = torch.split(places_M, max(1, _AT_ONCE_ON_GPU // vocab_size))
             found = _logprobs(logits_BJV.flatten(0, 1), tokens_P, parts, num_top)
-            self.packed += [_bits(found[0]), _bits(found[1]), found[2].flatten()]
+            self.packed += [_bits(found[0]), _bits(found[1]).flatten(), found[2].flatten()]
             self._groups.append((rows, num_top))
 
     def of_rows(self, packed: torch.Tensor, num_tokens: Seq[int]) -> Iterator[tuple[int, list[TokenLogprobs]]]:
@@ -70,15 +67,65 @@ class RoundLogprobs:
         for rows, num_top in self._groups:
             widths = [num_tokens[row] if self._num_positions is None else self._num_positions for row in rows]
             num_places, num_listed = sum(widths), sum(widths) * num_top
-            chosen_M, listed = packed[:num_places].view(torch.float64), packed[num_places:]
-            values_MT = listed[:num_listed].view(torch.float64).view(num_places, num_top)
+            chosen_M, listed = packed[:num_places], packed[num_places:]
+            values_MT = listed[:num_listed].view(num_places, num_top)
             ids_MT = listed[num_listed : 2 * num_listed].view(num_places, num_top)
             packed = listed[2 * num_listed :]
-            places = zip(chosen_M.tolist(), ids_MT.tolist(), values_MT.tolist(), strict=True)
-            found = [TokenLogprobs(chosen, tuple(zip(ids, values, strict=True))) for chosen, ids, values in places]
+            found = _listed(chosen_M, values_MT, ids_MT)
             ends = torch.tensor(widths).cumsum(0).tolist()
             for row, width, end in zip(rows, widths, ends, strict=True):
                 yield row, found[end - width :][: num_tokens[row]]
+
+
+class LineLogprobs:
+    """The log-probabilities of all rows and positions of a round, asked for or not, as a recording computes them."""
+
+    def __init__(self, num_logprobs: Seq[int | None], num_positions: int, vocab_size: int) -> None:
+        """Plan a line for each row, with all that some row asks for."""
+        self._num_logprobs, self._num_positions = num_logprobs, num_positions
+        asked = {number for number in num_logprobs if number is not None}
+        self.num_top = {number: min(number, vocab_size) for number in sorted(asked)}
+
+    @property
+    def num_columns(self) -> int:
+        return sum(self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values())
+
+    def lines(self, written_BJ: torch.Tensor, logits_BJV: torch.Tensor) -> list[torch.Tensor]:
+        """Compute the log-probabilities of what was `written`; return the columns [B, ...] of the lines."""
+        (num_rows, num_positions, vocab_size), found = logits_BJV.shape, []
+        size = max(1, _AT_ONCE_ON_GPU // vocab_size)
+        parts = [slice(first, first + size) for first in range(0, num_rows * num_positions, size)]
+        for num_top in self.num_top.values():
+            chosen_P, values_PT, ids_PT = _logprobs(logits_BJV.flatten(0, 1), written_BJ.flatten(), parts, num_top)
+            found.append(torch.cat((_bits(chosen_P)[:, None], _bits(values_PT), ids_PT), dim=1).view(num_rows, -1))
+        return found
+
+    def of_rows(self, lines_BC: torch.Tensor, num_tokens: Seq[int]) -> Iterator[tuple[int, list[TokenLogprobs]]]:
+        """Yield each asking row and its log-probabilities, given the lines on the host and each row's tokens."""
+        sizes = [self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()]
+        for (number, num_top), block_BC in zip(self.num_top.items(), torch.split(lines_BC, sizes, dim=1), strict=True):
+            for row, (wanted, count) in enumerate(zip(self._num_logprobs, num_tokens, strict=True)):
+                if wanted == number:
+                    places_JC = block_BC[row].view(self._num_positions, -1)[:count]
+                    chosen_J1, values_JT, ids_JT = torch.split(places_JC, [1, num_top, num_top], dim=1)
+                    yield row, _listed(chosen_J1[:, 0], values_JT, ids_JT)
+
+
+def _listed(chosen_M: torch.Tensor, values_MT: torch.Tensor, ids_MT: torch.Tensor) -> list[TokenLogprobs]:
+    """Return the log-probabilities of M tokens, and of the likely ones beside them, which are given as their bits."""
+    floats = chosen_M.view(torch.float64).tolist(), values_MT.view(torch.float64).tolist()
+    places = zip(floats[0], ids_MT.tolist(), floats[1], strict=True)
+    return [TokenLogprobs(chosen, tuple(zip(ids, values, strict=True))) for chosen, ids, values in places]
+
+
+def written(
+    num_accepted_B: torch.Tensor, next_token_B: torch.Tensor, drafted_BK: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """Return the accepted tokens of each row, and behind them, as often as there are positions, its next one [B, J]."""
+    index_J = torch.arange(drafted_BK.shape[1] + 1, device=drafted_BK.device)
+    drafted_BJ = torch.nn.functional.pad(drafted_BK, (0, 1))
+    tokens_BJ = torch.where(index_J < num_accepted_B[:, None], drafted_BJ, next_token_B[:, None])
+    return tokens_BJ.clamp(max=vocab_size - 1)  # what a row without finite logits would draw may be no token
 
 
 def _logprobs(
@@ -100,7 +147,7 @@ def _knows_counts(device: torch.device) -> bool:
 
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.double().view(torch.int64).flatten()
+    return numbers.double().view(torch.int64)
 
 
 LOGITS_AT_ONCE = 1 << 24  # 64 MB in float32: the most logits, of positions x vocabulary, that scoring holds

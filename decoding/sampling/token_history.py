@@ -227,7 +227,14 @@ def why_nothing_follows(sequence: Sequence, newest: Seq[int], vocab_size: int, s
     )
 
 
-_OUTPUT, _PROMPT = 2, 1  # what an occurrence adds to a count; the prompt's tokens are marked, not counted
+OUTPUT, PROMPT = 2, 1  # what an occurrence adds to a count; the prompt's tokens are marked, not counted
+
+
+def changes(row: int, prompt: Seq[int], output: Seq[int], vocab_size: int) -> tuple[list[int], list[int]]:
+    """Return the cells of a table [R, V] of counts that these tokens of a row change, and by how much."""
+    seen = set(prompt)
+    cells = [row * vocab_size + token_id for token_id in (*seen, *output)]
+    return cells, [PROMPT] * len(seen) + [OUTPUT] * len(output)
 
 
 @dataclass
@@ -266,13 +273,11 @@ class TokenCounts:
             if place is None:
                 place = self._places[sequence] = _Place(self._free_row(), len(sequence.prompt_token_ids))
                 fresh.append(place.row)
-                prompt = set(sequence.token_ids[: place.num_counted])
-                cells += [place.row * vocab_size + token_id for token_id in prompt]
-                amounts += [_PROMPT] * len(prompt)
             added = sequence.token_ids[place.num_counted :]
+            own = changes(place.row, sequence.prompt_token_ids if place.row in fresh else (), added, vocab_size)
             place.num_counted += len(added)
-            cells += [place.row * vocab_size + token_id for token_id in added]
-            amounts += [_OUTPUT] * len(added)
+            cells += own[0]
+            amounts += own[1]
         if fresh:
             self._counts_RV.index_fill_(0, to_device(fresh, self._device), 0)
         if cells:

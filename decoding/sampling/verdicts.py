@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from decoding.device import to_device
-from decoding.sampling.logprobs import RoundLogprobs
+from decoding.sampling.logprobs import LineLogprobs, RoundLogprobs
 from decoding.sequence import TokenLogprobs
 
 
@@ -94,16 +94,16 @@ class SentVerdicts:
     def __init__(
         self,
         columns_BC: torch.Tensor,
-        logprobs: RoundLogprobs | None = None,
+        logprobs: RoundLogprobs | LineLogprobs | None = None,
         recheck: Callable[[list[RowVerdict]], None] | None = None,
     ) -> None:
         """Start one copy to the host, for which `result` waits. Without grammars a round copies nothing else.
 
-        `recheck` may replace verdicts of the list that it gets.
+        The last columns of each line may be those of `LineLogprobs`. `recheck` may replace verdicts of its list.
         """
         self._shape, self._logprobs, self._recheck = columns_BC.shape, logprobs, recheck
         self._packed = columns_BC.flatten()
-        if logprobs is not None and logprobs.packed:
+        if isinstance(logprobs, RoundLogprobs) and logprobs.packed:
             self._packed = torch.cat([self._packed, *logprobs.packed])
         self._copied: torch.cuda.Event | None = None
         if self._packed.device.type == "cuda":
@@ -116,14 +116,18 @@ class SentVerdicts:
         """Return one verdict for each row: the one wait of a round."""
         if self._copied is not None:
             self._copied.synchronize()
-        packed, num_columns = self._packed, self._shape.numel()
+        num_columns = self._shape.numel()
+        lines_BC, beside = self._packed[:num_columns].view(self._shape), self._packed[num_columns:]
+        if isinstance(self._logprobs, LineLogprobs):
+            num_own = self._shape[1] - self._logprobs.num_columns
+            lines_BC, beside = lines_BC[:, :num_own], lines_BC[:, num_own:]
         verdicts = []
-        for columns in packed[:num_columns].view(self._shape).tolist():
+        for columns in lines_BC.tolist():
             accepted, next_token, close_call, is_finite, num_drafted, *drafted = columns
             verdicts.append(RowVerdict(accepted, next_token, close_call, bool(is_finite), num_drafted, drafted, []))
         if self._logprobs is not None:
             num_tokens = [verdict.num_accepted + 1 for verdict in verdicts]
-            for row, found in self._logprobs.of_rows(packed[num_columns:], num_tokens):
+            for row, found in self._logprobs.of_rows(beside, num_tokens):
                 if verdicts[row].is_finite:
                     verdicts[row] = verdicts[row]._replace(logprobs=found)
         if self._recheck is not None:

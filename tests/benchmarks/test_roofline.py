@@ -19,7 +19,7 @@ from benchmarks.roofline.ideal import (
     forward_seconds,
     plain_speed,
 )
-from benchmarks.roofline.launched import OTHER_KERNELS, launched_round, product, products_of
+from benchmarks.roofline.launched import OTHER_KERNELS, headed_round, launched_round, product, products_of
 from benchmarks.roofline.model_size import Forward, ModelSize
 from decoding.gpu.available import is_interpreted
 from tests.decoding.gpu.test_compile import MODELS, launches_of
@@ -141,6 +141,21 @@ def test_a_round_on_an_h100_is_predicted_as_its_kernels_are_launched(pair, batch
     times = (1e3 * found.products, 1e3 * found.keys, 1e3 * found.kernels)
     assert times == pytest.approx((products, keys, kernels), abs=0.05)
     assert found.peer / found.seconds == pytest.approx(ratio, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("batch", "products", "keys", "kernels", "ratio"), [(16, 6.8, 1.1, 1.4, 0.91), (128, 17.8, 8.5, 1.1, 0.83)]
+)
+def test_a_round_with_a_head_is_the_targets_over_all_drafted_tokens_and_the_heads_steps(
+    batch, products, keys, kernels, ratio
+):
+    shape = PAIRS["llama-3.1-8b"][0]
+    found = headed_round(H100, shape, size(shape), batch, CONTEXT, 3)
+    times = (1e3 * found.products, 1e3 * found.keys, 1e3 * found.kernels)
+    assert times == pytest.approx((products, keys, kernels), abs=0.05)
+    assert found.peer / found.seconds == pytest.approx(ratio, abs=0.005)
+    one_more = headed_round(H100, shape, size(shape), batch, CONTEXT, 4)
+    assert one_more.keys - found.keys == pytest.approx(CONTEXT * batch * 2 * 1024 * 2 / (0.7 * H100.bandwidth))
 
 
 def test_more_programs_than_fit_at_once_take_another_wave():

@@ -51,7 +51,7 @@ class StandInGpu(TorchDispatchMode):
         self.has_workspace = True  # whether there is memory for the library's
         self.has_failed = False
         self.refuses = False  # to record anything
-        self.num_captured = self.num_refused = self.num_replays = 0
+        self.num_captured = self.num_refused = self.num_replays = self.num_waits = 0
         self.default_stream: object = _Stream()
         self.stream = self.default_stream
         self._tape: Tape | None = None
@@ -108,8 +108,9 @@ class StandInGpu(TorchDispatchMode):
         return lent
 
     def wait(self, num_copies: int | None = None) -> None:
-        """Let the copies to the host arrive, the first `num_copies` or all."""
+        """Let the copies to the host arrive, the first `num_copies` or all: the host waits for them."""
         self.check()
+        self.num_waits += 1
         arrived, self._copies = self._copies[:num_copies], self._copies[len(self._copies[:num_copies]) :]
         with _disable_current_modes():
             for on_host, values in arrived:

@@ -34,9 +34,11 @@ def watching_rounds(watch: Watcher) -> Iterator[None]:
         return
     original = module.DeviceRounds.start
 
-    def start(rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int) -> "SentVerdicts":
+    def start(
+        rounds: "DeviceRounds", inputs: "RoundInputs", table: "PickTable", num_visible: int, *others: object
+    ) -> "SentVerdicts":
         watch(rounds, inputs, table, num_visible)
-        pending: SentVerdicts = original(rounds, inputs, table, num_visible)
+        pending: SentVerdicts = original(rounds, inputs, table, num_visible, *others)
         return pending
 
     with patch.object(module.DeviceRounds, "start", start):

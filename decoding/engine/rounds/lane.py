@@ -14,6 +14,7 @@ from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
 from decoding.drafters.base import Drafter, NoDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.in_turn import InTurn
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.admission import Admission
@@ -169,19 +170,24 @@ def rounds_ahead(target: Target, drafter: Drafter, rule: Rule, num_slots: int) -
 
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)
-    model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
-    return RoundsAhead(target, model_drafter, num_slots, CudaRecorder() if is_recorded else None)
+    drafting = drafter if isinstance(drafter, ModelDrafter | Eagle3Drafter) else None
+    return RoundsAhead(target, drafting, num_slots, CudaRecorder() if is_recorded else None)
 
 
 def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """Tell whether rounds of these can be started before the last one is read.
 
-    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens or
-    none, no close call may be decided by the host, and no drafter may read the target's features.
+    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens, an
+    EAGLE-3 head that drafts token by token, or none, no close call may be decided by the host, and no other drafter may
+    read the target's features.
     """
-    if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call or target.tap:
+    if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
     models = [target]
+    if isinstance(drafter, Eagle3Drafter):
+        return drafter.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
+    if target.tap:
+        return False
     if isinstance(drafter, ModelDrafter) and not drafter.vocabulary.is_mapped:
         models.append(drafter.model)
     elif not isinstance(drafter, NoDrafter):

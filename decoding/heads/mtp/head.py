@@ -38,6 +38,10 @@ class MtpHead(Eagle3Head):
     def allocate(self, num_slots: int, num_positions: int) -> None:
         self.cache = self.modules[0].new_cache(num_slots, num_positions, 0)
 
+    @property
+    def takes_plans(self) -> bool:
+        return False  # the modules are transformers' own code
+
     def project(self, features_NX: torch.Tensor) -> torch.Tensor:
         return self.states(features_NX)
 

@@ -5,16 +5,19 @@ rounds. What the host decides meanwhile comes a round later: a row that has fini
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
-A round with what a recording cannot do (log-probabilities, penalties, a bias, forbidden tokens, a grammar) is started
-by the host, after the one that is under way has been read.
+A round with what a recording cannot do (a bias, forbidden tokens, a grammar) is started by the host, after the one that
+is under way has been read.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.overlapped.steps import DraftSteps, steps_of
 from decoding.engine.rounds.round import Decided, Running, Started, Starter
 from decoding.fused.recordings import Recorder, Recordings
 from decoding.gpu.pick_table import PickTable
@@ -31,21 +34,21 @@ _MOST_PREPARED = 8  # drafted tokens of the rounds that are recorded before the 
 class _RoundAhead(Started):
     """A round on the device. `rows` has None also for a row whose state there is not the host's."""
 
-    drafter: ModelDrafter | None
-    is_level: list[bool]  # whether the draft lacked no more of a row than its two newest tokens
+    steps: DraftSteps | None
+    is_level: list[bool]  # whether the first step of the draft has read all that it lacked of a row
+    counts: SlotCounts | None  # that rows have added their tokens to; None: no row has penalties
 
     @property
     def num_drafted(self) -> int:
-        """The steps of the draft. The first one reads two tokens of each row, and each later one a drafted token."""
+        """The steps of the draft."""
         return max(self.plan.lengths)
 
     def read(self, running: Running, newer: Started | None) -> list[Decided]:
         """Return the verdicts on rows that go on, and note how far the draft has read, which is known now."""
         slots = {sequence: slot for slot, sequence in enumerate(running)}  # some rows may have changed theirs
-        num_fed = self.num_drafted - 1  # drafted tokens that the draft has read
-        decided, limits = [], []
-        for sequence, limit, is_level, verdict in zip(
-            self.rows, self.plan.lengths, self.is_level, self.verdicts.result(), strict=True
+        decided, limits, num_drafted = [], [], self.num_drafted
+        for place, (sequence, limit, is_level, verdict) in enumerate(
+            zip(self.rows, self.plan.lengths, self.is_level, self.verdicts.result(), strict=True)
         ):
             if sequence is None or sequence.finish_reason is not None:
                 continue
@@ -55,8 +58,11 @@ class _RoundAhead(Started):
             if not verdict.is_finite:
                 if newer is not None:
                     newer.rows = tuple(None if row is sequence else row for row in newer.rows)
-            elif self.drafter is not None and is_level and num_fed >= 0:
-                self.drafter.slots.num_known[slot] = len(sequence) + min(verdict.num_accepted, num_fed)
+                continue
+            if self.steps is not None and is_level:
+                self.steps.note(slot, place, sequence, verdict, num_drafted)
+            if self.counts is not None:
+                self.counts.note(place, sequence, verdict.num_accepted + 1)
         self.plan = _plan_of(limits)
         return decided
 
@@ -67,9 +73,13 @@ class RoundsAhead(Starter):
     depth = 1
 
     def __init__(
-        self, target: LanguageModel, drafter: ModelDrafter | None, num_slots: int, record: Recorder | None
+        self,
+        target: LanguageModel,
+        drafter: ModelDrafter | Eagle3Drafter | None,
+        num_slots: int,
+        record: Recorder | None,
     ) -> None:
-        """Draft with a model or not at all; `record` makes the recordings (None: nothing is recorded)."""
+        """Draft with a model, a head or not at all; `record` makes the recordings (None: nothing is recorded)."""
         self._target, self._drafter, self._num_slots = target, drafter, num_slots
         self.record = record
         self.device_rounds: DeviceRounds | None = None  # over the caches that are allocated now
@@ -80,6 +90,8 @@ class RoundsAhead(Starter):
 
     def drop(self) -> None:
         self._postponed, self._running, self._table = None, (), None
+        if self.device_rounds is not None:
+            self.device_rounds.counts.drop()
 
     def forget_caches(self) -> None:
         """Drop the recordings; their memory is given back."""
@@ -102,28 +114,37 @@ class RoundsAhead(Starter):
         takes_part = [not known or row.num_remaining_tokens > 1 for known, row in zip(is_known, rows, strict=True)]
         if not any(takes_part):
             return None
-        limits, drafter = self._limits(rows, takes_part, schedule), self._drafter
-        num_drafted, longest = max(limits), max(map(len, rows))
-        is_level = _levels(drafter, rows, is_known, before)
-        if num_drafted and drafter is not None:
+        limits, device_rounds = self._limits(rows, takes_part, schedule), self._over_caches(schedule)
+        steps, is_level = device_rounds.steps, [False] * len(rows)
+        if steps is not None:
+            of_before = (None, False) if before is None else (before.is_level, before.num_drafted > 0)
+            is_level = steps.levels(rows, is_known, *of_before)
+            if not steps.catches_up:
+                limits = [limit if level else 0 for limit, level in zip(limits, is_level, strict=True)]
+        if isinstance(self._drafter, ModelDrafter):
             behind = [slot for slot, limit in enumerate(limits) if limit and not is_level[slot]]
             if behind and before is not None:
                 self._postponed = dict(zip(rows, limits, strict=True))
                 return None
-            drafter.catch_up([(slot, rows[slot]) for slot in behind])
+            if behind:
+                self._drafter.catch_up([(slot, rows[slot]) for slot in behind])
             for slot in behind:
                 is_level[slot] = True
+        num_drafted, longest = max(limits), max(map(len, rows))
         starts = {slot: _start(rows[slot]) for slot, known in enumerate(is_known) if not known}
         if self._table is None:
             self._table = self._table_of(rows)
         num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
         num_visible = longest + num_more + num_drafted + 1
         inputs = RoundInputs(limits, takes_part, starts)
-        verdicts = self._over_caches(schedule).start(inputs, self._table, num_visible)
+        counts = device_rounds.counts if any(self._table.uses_counts) else None
+        if counts is not None:
+            counts.bring([(slot, rows[slot]) for slot in starts])
+        verdicts = device_rounds.start(inputs, self._table, num_visible, [row.params.logprobs for row in rows])
         taking_part: tuple[Sequence | None, ...] = rows
         if not all(takes_part):
             taking_part = tuple(row if takes else None for row, takes in zip(rows, takes_part, strict=True))
-        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, drafter, is_level)
+        return _RoundAhead(taking_part, _plan_of(limits), verdicts, schedule, steps, is_level, counts)
 
     def _limits(self, rows: Running, takes_part: Seq[bool], schedule: Schedule) -> Seq[int]:
         """Plan the draft lengths by what the host knows: rows of the round under way may be longer by now."""
@@ -142,14 +163,14 @@ class RoundsAhead(Starter):
                 max(0, min(limit, longest - len(row))) if takes else 0
                 for limit, row, takes in zip(limits, rows, takes_part, strict=True)
             )
-        self._drafter.count_drafting(limits)
+        if isinstance(self._drafter, ModelDrafter):
+            self._drafter.count_drafting(limits)
         return limits
 
     def _over_caches(self, schedule: Schedule) -> DeviceRounds:
         if self.device_rounds is None:
-            self.device_rounds = DeviceRounds(
-                self._target, self._drafter, self._num_slots, Recordings(self.record, "rounds")
-            )
+            steps = steps_of(self._drafter, self._num_slots, schedule.ceiling)
+            self.device_rounds = DeviceRounds(self._target, steps, self._num_slots, Recordings(self.record, "rounds"))
             if self.record is not None:
                 likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
                 table = self._table_of((likely,) * self._num_slots)
@@ -178,31 +199,12 @@ def _known(rows: Running, before: _RoundAhead | None) -> list[bool] | None:
     return is_known if sum(is_known) == num_known else None
 
 
-def _levels(drafter: ModelDrafter | None, rows: Running, is_known: Seq[bool], before: _RoundAhead | None) -> list[bool]:
-    """Tell of which rows the draft lacks no more than two tokens, the newest ones, when the round before is done.
-
-    A round with draft steps leaves it so, and one without them adds a token.
-    """
-    levels = []
-    for slot, (row, known) in enumerate(zip(rows, is_known, strict=True)):
-        if drafter is None:
-            levels.append(False)
-        elif known and before is not None and before.num_drafted:
-            levels.append(before.is_level[slot])
-        else:
-            if before is None:  # other rounds leave guesses behind a row's newest token
-                drafter.slots.roll_back(slot, len(row) - 1)
-            levels.append(drafter.slots.num_known[slot] >= len(row) + known - 2)
-    return levels
-
-
 def _plan_of(limits: Seq[int]) -> DraftPlan:
     return DraftPlan(tuple(limits), (False,) * len(limits))
 
 
 def _can_be_recorded(params: SamplingParams) -> bool:
-    is_plain = params.logprobs is None and not params.uses_token_counts and not params.logit_bias
-    return is_plain and params.structured is None and not params.forbids_tokens
+    return not params.logit_bias and params.structured is None and not params.forbids_tokens
 
 
 def _start(row: Sequence) -> Start:

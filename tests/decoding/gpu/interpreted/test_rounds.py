@@ -93,16 +93,16 @@ def test_a_draft_that_knows_fewer_ids_than_its_target_reads_others_as_0(pair, pl
 
 @pytest.mark.slow
 def test_a_row_of_another_kind_makes_rounds_that_do_not_overlap_and_changes_no_text(pair, plain):
-    """Log-probabilities need the logits, so these rounds are run as on any device."""
+    """No recording has a bias, so these rounds are run as on any device."""
     target, draft = pair
     settings = EngineOptions(max_model_len=48, exact="on", num_slots=4, draft_length="fixed", num_speculative_tokens=2)
     engine = Engine.load(target, draft, settings, device="cpu", dtype="bfloat16")
     rows = numbered(PROMPTS)
-    with_logprobs = SamplingParams(max_tokens=3, temperature=0.8, logprobs=2)
-    other = Sequence.create([3, 1, 4], with_logprobs, run_seed=1, row=len(rows))
+    biased = SamplingParams(max_tokens=3, temperature=0.8, logit_bias={5: 2.0})
+    other = Sequence.create([3, 1, 4], biased, run_seed=1, row=len(rows))
     list(engine.stream([*rows[:2], other, *rows[2:]]))
     assert [row.output_token_ids for row in rows] == plain
-    assert len(other.logprobs) == 3
+    assert len(other.output_token_ids) == 3
 
 
 @pytest.mark.slow

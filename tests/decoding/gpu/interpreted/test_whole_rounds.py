@@ -1,0 +1,156 @@
+"""Rounds with a head that begin before the last one is read draft what rounds of the host draft.
+
+The kernels run in Triton's interpreter, on models of two layers and a few tokens: it is thousands of times slower.
+"""
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.roofline.launched import FIRST_STEP_KERNELS, KEEP_KERNELS, NEXT_STEP_KERNELS
+from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.drafters.base import NoDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
+from decoding.fused.recordings import CudaRecorder
+from decoding.heads.eagle3_head import Eagle3Head
+from decoding.heads.format.networks import Eagle3Network
+from decoding.network.language_model import LanguageModel
+from tests.decoding.gpu.operations import Operations
+from tests.decoding.heads.tiny_heads import perfect_pair
+from tests.decoding.tiny import noised
+
+PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
+PLAIN = {"max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
+ATTRACTED = {"presence_penalty": -1.0, "frequency_penalty": -2.0, "repetition_penalty": 0.9}  # by what is written
+PENALIZED = {"presence_penalty": 0.4, "frequency_penalty": 0.6, "repetition_penalty": 1.2}
+FIELDS = [{"logprobs": 2}, ATTRACTED, PENALIZED, {"logprobs": 0, **PENALIZED}, {"logprobs": 2, "temperature": 0}]
+LENGTH = 32
+
+
+@pytest.fixture(autouse=True)
+def _products_of_torch(monkeypatch):
+    """The stand-in records the library's products, with which a head multiplies, and not those of our CPU kernels."""
+    monkeypatch.setenv("DRAY_KERNELS", "off")
+
+
+def numbered(num_rows: int = len(PROMPTS), fields: list[dict] = FIELDS) -> list[Sequence]:
+    """Rows that ask for different things, unless these fields are empty."""
+    rows = []
+    for row, (prompt, own) in enumerate(zip(PROMPTS[:num_rows], fields[:num_rows], strict=True)):
+        rows.append(Sequence.create(prompt, SamplingParams(**{**PLAIN, **own}), run_seed=1, row=row))
+        rows[-1].rounds = []
+    return rows
+
+
+def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
+    """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token."""
+    network, saved = perfect_pair(reads_features=True)
+    other = noised(network, 0.1)
+    target, drafter = on_kernels(network), NoDrafter()
+    if draft == "head":
+        generator, own = torch.Generator().manual_seed(4), Eagle3Network(saved.config)
+        for name, weight in own.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator) * saved.tensors[name].std()
+            weight.data.copy_(saved.tensors[name] + 0.1 * noise)
+        own.layers[0].self_attn.q_proj.bias.data *= 0.01  # pairs see those before them, too
+        drafter = Eagle3Drafter(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
+    elif draft == "model":
+        drafter = ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH)
+    options = EngineOptions(num_slots=num_slots, num_speculative_tokens=max(1, num_drafted), max_model_len=LENGTH)
+    return Engine([(target, drafter)], options, LENGTH)
+
+
+def on_kernels(network: PreTrainedModel) -> LanguageModel:
+    model = LanguageModel(network.bfloat16(), frozenset())
+    model.exact, model.close_call = "on", 0.0
+    model.speed_up()
+    return model
+
+
+def drafted(rows: list[Sequence]) -> list[object]:
+    """What these rows drafted in each round; a row of one token has no pair, and its first guesses are any."""
+    return [row.rounds for row in rows if len(row.prompt_token_ids) > 1]
+
+
+def of_host(engine: Engine) -> Engine:
+    """The same engine, in which the host starts each round."""
+    (lane,) = engine.lanes
+    lane.rounds._starters = [lane.host]
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("draft", "num_rows", "num_drafted"),
+    [
+        ("head", 2, 1),
+        pytest.param("head", 4, 2, marks=pytest.mark.slow),
+        pytest.param("model", 4, 2, marks=pytest.mark.slow),
+        pytest.param("none", 4, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_recorded_rounds_do_what_the_host_does_with_few_operations_and_one_wait(
+    gpu, monkeypatch, draft, num_rows, num_drafted
+):
+    """Rows with log-probabilities and with penalties are among them."""
+    monkeypatch.setattr(DeviceRounds, "prepare", lambda *_: None)  # of rounds without these
+    engine, expected, found = engine_of(draft, num_rows, num_drafted), numbered(num_rows), numbered(num_rows)
+    list(of_host(engine_of(draft, num_rows, num_drafted)).stream(expected))
+    engine.lanes[0].ahead.record = CudaRecorder()
+    engine.submit(found)
+    counted = []
+    while engine.has_work:
+        num_waits, before = gpu.num_waits, (gpu.num_captured, gpu.num_replays)
+        with Operations() as operations:
+            engine.step()
+        if (gpu.num_captured, gpu.num_replays) == (before[0], before[1] + 1 + (draft != "none")):
+            counted.append((operations.launches.total(), gpu.num_waits - num_waits))
+            assert not operations.waits.keys() - {"tolist"}, "only verdicts are read, on the host"
+    assert len(counted) >= 2
+    assert all(num_operations <= 6 and num_waits == 1 for num_operations, num_waits in counted)
+    assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
+    assert drafted(found) == drafted(expected)
+    assert [row.logprobs for row in found] == [row.logprobs for row in expected]
+    assert sum(row.num_accepted_tokens for row in found) >= 2 * num_drafted
+    assert not gpu.num_refused
+
+
+@torch.inference_mode()
+def test_the_steps_of_a_head_launch_as_many_kernels_as_a_round_is_predicted_to_take():
+    drafter = engine_of("head", 3, 2).lanes[0].drafter
+    steps, rows = HeadSteps(drafter, 3, 2), RowsNow(torch.tensor([5, 6, 7]), torch.zeros(3, 2), torch.ones(3) > 0)
+    nothing_B1, nothing_BJ = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64)
+    features_BJH = torch.zeros(3, 3, drafter.head.hidden_size).bfloat16()
+    steps.first(rows, LENGTH)  # which allocates the cache
+    with Operations() as first:
+        found = steps.first(rows, LENGTH)
+    with Operations() as later:
+        steps.next(rows, nothing_B1, found, 1, LENGTH)
+    with Operations() as kept:
+        steps.keep(rows, features_BJH, nothing_BJ)
+    counted = [operations.launches.total() for operations in (first, later, kept)]
+    of_a_pick = 2
+    assert counted == [FIRST_STEP_KERNELS - of_a_pick, NEXT_STEP_KERNELS - of_a_pick, KEEP_KERNELS]
+
+
+@pytest.mark.slow
+def test_rows_that_come_go_and_change_slots_draft_with_their_own_features():
+    """Rows share a prefix, lose their slots with a round under way, and run beside a row that the host must start."""
+    engine, rows, plain, expected = engine_of("head", 3, 2), *(numbered() for _ in range(3))
+    list(engine_of("none", 3, 0).stream(plain))
+    list(of_host(engine_of("head", 3, 2)).stream(expected))
+    biased = SamplingParams(**{**PLAIN, "max_tokens": 2, "logit_bias": {3: 1.0}})
+    other = Sequence.create([4, 4], biased, run_seed=1, row=len(rows))
+    engine.submit([*rows[:3], other, *rows[3:]])
+    for number in range(60):
+        if number in (2, 4, 6, 8):
+            engine.evict(engine.in_flight[:1])
+        engine.step()
+        if not engine.has_work:
+            break
+    assert [row.output_token_ids for row in rows] == [row.output_token_ids for row in plain]
+    assert [row.logprobs for row in rows] == [row.logprobs for row in plain]
+    assert drafted(rows) == drafted(expected)
+    assert not other.error
