@@ -62,6 +62,11 @@ class ModelDrafter(StepwiseDrafter):
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         self.slots.begin(slot, donor, self.vocabulary.begin(slot, donor, num_shared))
 
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        """Reserve as the target does; a text in other tokens has other positions, and gets pages as it is read."""
+        unknown = max(0, self.slots.num_known[slot] - 1)
+        return self.vocabulary.is_mapped or self.slots.cache.reserve(slot, min(first, unknown), end)
+
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
         if self._num_idle_rounds < _IDLE_ROUNDS:

@@ -47,6 +47,9 @@ class DeviceRounds:
         The table has the parameters of all rows, in this order.
         """
         num_tokens = sum(inputs.limits) + sum(inputs.is_active)
+        for model in [self._target] if self._drafter is None else [self._target, self._drafter.model]:
+            assert model.cache is not None, "allocate() comes first"
+            model.cache.send_table()
         columns_BC = self._run(inputs, table, num_tokens, num_visible)[: len(inputs.limits)]
         return SentVerdicts(columns_BC if columns_BC.is_cuda else columns_BC.clone())  # the next round writes there
 
@@ -208,12 +211,11 @@ def _plan(
     assert model.cache is not None, "allocate() comes first"
     spare = model.cache.num_positions
     num_rows = len(row_first) - 1
-    assert model.cache.places_S is not None, "our kernels find each slot by its place"
     return Plan(
         slots_B=None,
         positions_BT=positions_N.new_empty(num_rows, width),  # only its shape is read
         row_first=row_first,
-        slots_N=model.cache.places_S[slots_N],
+        slots_N=slots_N,
         positions_N=positions_N,
         written_N=torch.where(is_padding_N, spare, positions_N.clamp(max=spare)),
         num_visible=min(num_visible, spare),
