@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding import Engine, SamplingParams, Sequence
 from decoding.cache import paged_cache
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.paged_cache import PagedCache
@@ -17,9 +18,8 @@ from decoding.engine.rounds import room
 from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu import attention
-from decoding.network import probe
 from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import build, llama_config, noised, random_prompts, save
+from tests.decoding.tiny import build, engine_over, llama_config, noised, random_prompts
 
 PAGE, NUM_SLOTS, NUM_POSITIONS = 16, 4, 70
 A, B, C, D = random_prompts((37, 5, 41, 20), seed=2)
@@ -32,16 +32,39 @@ def _small_pages(monkeypatch):
     monkeypatch.setattr(attention._Tile, "of", lambda *model: replace(of(*model), keys=PAGE))
     for module in (paged_cache, room):
         monkeypatch.setattr(module, "PAGE", PAGE)
-    monkeypatch.setattr(probe, "is_invariant", lambda model: True)
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    model = LanguageModel(build(llama_config(), seed=1), frozenset())
+    return sped_up(build(llama_config(num_hidden_layers=1), seed=1))
+
+
+@pytest.fixture(scope="module")
+def draft() -> LanguageModel:
+    return sped_up(noised(build(llama_config(num_hidden_layers=1), seed=1), 0.1))
+
+
+def sped_up(network: PreTrainedModel) -> LanguageModel:
+    model = LanguageModel(network, frozenset())
+    model.exact, model.close_call = "on", 0.0  # as where the measurement at load finds it invariant
     model.speed_up()
     assert model.fused is not None
     assert model.fused.is_on_gpu
     return model
+
+
+@pytest.fixture
+def given_way(monkeypatch) -> list[int]:
+    """The slots of rows in flight that give way, from now on."""
+    empty, slots = room.Room.empty, []
+
+    def noted(self: room.Room, slot: int) -> None:
+        resident = self.residents[slot]
+        slots.extend([slot] * (resident is not None and not resident.sequence.is_finished))
+        empty(self, slot)
+
+    monkeypatch.setattr(room.Room, "empty", noted)
+    return slots
 
 
 def shuffled(tokens_per_slot: int | None = None) -> PagedCache:
@@ -106,3 +129,40 @@ def test_recorded_forwards_read_the_table_as_it_is_when_they_are_replayed(model,
     found = logits(model, shuffled(), num_times=3)  # as it is, recorded, replayed
     assert same(found, [each for each in of_slots for _ in range(3)])
     assert gpu.num_replays > len(of_slots)
+
+
+# Engines with few pages
+
+
+PARAMS = SamplingParams(max_tokens=9, temperature=0.8, ignore_eos=True)
+ROWS = [[*D, *B], [7], [*D, *B], B]  # two begin alike, with a whole page and a part of one
+
+
+def engine_of(
+    target: LanguageModel, draft: LanguageModel | None, tokens_per_slot: int | None, num_slots: int = 3
+) -> Engine:
+    for each in (target, draft):
+        if each is not None:
+            each.tokens_per_slot = tokens_per_slot
+    sizes = {"num_slots": num_slots, "num_speculative_tokens": 2, "max_model_len": 40}
+    engine = engine_over(target, draft, "none" if draft is None else "model", **sizes)
+    assert engine.lanes[0].ahead is not None
+    return engine
+
+
+def texts(engine: Engine) -> list[list[int]]:
+    rows = [Sequence.create(prompt, PARAMS, run_seed=1, row=row) for row, prompt in enumerate(ROWS)]
+    list(engine.stream(rows))
+    return [row.output_token_ids for row in rows]
+
+
+@pytest.fixture(scope="module")
+def plain(model) -> list[list[int]]:
+    """Each text by itself, in a page of 256."""
+    return texts(engine_of(model, None, None, num_slots=1))
+
+
+@pytest.mark.parametrize("drafts", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "draft"])
+def test_rows_give_way_where_pages_are_few_and_go_on_with_the_same_text(model, draft, drafts, plain, given_way):
+    assert texts(engine_of(model, draft if drafts else None, tokens_per_slot=16)) == plain
+    assert given_way
