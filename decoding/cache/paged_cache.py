@@ -25,6 +25,8 @@ _BYTES_AT_ONCE = 32 << 10  # a longer copy from the host's memory might wait for
 class PagedCache(KVCache):
     """Slots of pages. Layers that keep states are never here: our GPU kernels run none of them."""
 
+    pages_SC: torch.Tensor
+
     def __init__(
         self, num_slots: int, num_positions: int, device: torch.device, tokens_per_slot: int | None = None
     ) -> None:

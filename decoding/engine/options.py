@@ -43,7 +43,7 @@ class EngineOptions:
     """Rows that an engine works on at once; auto is 16, or on a whole engine's GPU what its memory holds, to 256."""
     tokens_per_slot: int | None = None
     """Tokens of a row on average: each slot has so much memory for keys and values, in pages of 256 that rows get as
-    they grow, where our GPU kernels run; unless given what a run expects, else max_model_len. Others have max_model_len."""
+    they grow, where our GPU kernels run. Elsewhere, and unless given, each slot has memory for max_model_len."""
     num_lanes: int | None = None
     """Groups of rows that take turns where drafts or layers are in other processes, so that one goes on while others
     wait; unless given, as many as hide the delay that is measured when the engine is loaded."""

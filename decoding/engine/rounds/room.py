@@ -48,9 +48,11 @@ class Room:
         end = -(-(len(newcomer.sequence) + self._num_ahead) // PAGE) * PAGE
         newcomer.num_reserved = end
         first = max(0, first - 1)  # a draft reads the last shared token again
-        return owner.reserve(slot, first, end) or any(
-            self.empty(other) or owner.reserve(slot, first, end) for other in self._others(slot, newcomer.number)
-        )
+        has_room, others = owner.reserve(slot, first, end), self._others(slot, newcomer.number)
+        while not has_room and (other := next(others, None)) is not None:
+            self.empty(other)
+            has_room = owner.reserve(slot, first, end)
+        return has_room
 
     def grow(self) -> None:
         """Reserve what the rows need in the next rounds."""
@@ -64,11 +66,10 @@ class Room:
 
     def give_way(self) -> None:
         """Let the youngest row give way, after all that has finished, because a forward found no free page."""
+        num_waiting = len(self.waiting)
         for other in [*self._others(-1, -1)]:
-            num_waiting = len(self.waiting)
-            self.empty(other)
-            if len(self.waiting) > num_waiting:
-                break
+            if len(self.waiting) == num_waiting:
+                self.empty(other)
 
     def empty(self, slot: int) -> None:
         """Take all back that a slot holds. A row that is in flight waits in front of the others."""
