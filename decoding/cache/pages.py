@@ -46,7 +46,7 @@ class Pages:
         for index in shared:
             page, own[index] = own[index], self._take()
             self._num_users[page] -= 1
-            if first > index * self.size:  # else all of it is written anew
+            if first >= index * self.size:  # else all of it is written anew
                 copies.append((page, own[index]))
         if shared or len(own) < num_pages:
             self.changed.add(slot)

@@ -47,7 +47,6 @@ class Room:
         """
         end = -(-(len(newcomer.sequence) + self._num_ahead) // PAGE) * PAGE
         newcomer.num_reserved = end
-        first = max(0, first - 1)  # a draft reads the last shared token again
         has_room, others = owner.reserve(slot, first, end), self._others(slot, newcomer.number)
         while not has_room and (other := next(others, None)) is not None:
             self.empty(other)

@@ -56,7 +56,7 @@ def test_a_page_is_free_once_the_last_row_has_given_it_back():
 def test_a_row_that_writes_its_shared_positions_anew_gets_pages_of_its_own_and_copies_no_whole_one():
     pages = filled(8)
     pages.share(0, 1, 8)
-    assert pages.reserve(1, 0, 8) == []
+    assert pages.reserve(1, 0, 8) == [(pages[0][0], pages[1][0])]
     assert not set(pages[0]) & set(pages[1])
     pages.share(0, 1, 8)
     copied = pages.reserve(1, 5, 8)

@@ -73,7 +73,10 @@ def texts(models, kind: str, tokens_per_slot: int | None, **options) -> list[lis
         model.tokens_per_slot = None
     if isinstance(engine.target.cache, PagedCache):
         pages = engine.target.cache.pages
-        assert len({page for slot in range(4) for page in pages[slot]}) + pages.num_free == len(pages._num_users) - 1
+        assert (
+            len({page for slot in range(engine.options.slots) for page in pages[slot]}) + pages.num_free
+            == len(pages._num_users) - 1
+        )
     return [row.output_token_ids for row in rows]
 
 
