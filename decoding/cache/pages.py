@@ -88,7 +88,7 @@ class Pages:
 
 
 def num_pages_for(num_slots: int, num_positions: int, tokens_per_slot: int | None, size: int) -> int:
-    """Return the pages of a cache: for rows of so many tokens on average (None: whole ones), and one whole row."""
+    """Return the pages of a cache for rows of this mean length (None: whole ones): enough for one whole row, too."""
     whole = -(-num_positions // size)
     if tokens_per_slot is None:
         return num_slots * whole

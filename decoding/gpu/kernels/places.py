@@ -1,4 +1,4 @@
-"""Where the positions of a row lie: in its slot, or in pages that a table [S, C] names for each slot.
+"""Places of a row's positions in memory: in its slot, or in the pages that a table [S, C] names for each slot.
 
 Shapes: S slots, C pages of the longest row.
 """

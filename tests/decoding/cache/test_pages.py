@@ -10,7 +10,7 @@ SIZE = 4
 
 
 def filled(*ends: int, num_pages: int = 12) -> Pages:
-    """Pages of slots whose rows have so many positions, and of one slot more."""
+    """Pages of slots whose rows have these numbers of positions, and of one slot more."""
     pages = Pages(1 + len(ends), num_pages, SIZE)
     for slot, end in enumerate(ends):
         assert pages.reserve(slot, 0, end) == []
