@@ -1,6 +1,7 @@
 """Memory of the models of an engine, as far as it is known before they are loaded, and how much there is."""
 
 import logging
+from bisect import bisect_right
 from dataclasses import replace
 
 import psutil
@@ -43,7 +44,9 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
         if models.device == "cuda" and not is_apart and not why_not_fused(model, "cuda"):
             recorded, logits = _recorded(settings, model, length)
-            found = replace(found, recorded=recorded, logits_per_slot=logits)
+            found = replace(found, recorded=recorded, logits_per_slot=logits, has_pages=True)
+            if model == models.target or models.draft_vocabulary == "same":
+                found = replace(found, tokens_per_slot=engine.tokens_per_slot)
         if not _codes_run(settings, model):
             return found
         saved = sum(tensor.num_bytes_saved for tensor in set(codes_in(model).values()))  # a shared one counts once
@@ -81,25 +84,29 @@ def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSe
     models, drafter = settings.models, settings.engine.pick_drafter(settings.models.draft)
     named = [models.target, *([models.draft] if models.draft is not None and drafter in NEED_A_MODEL else [])]
     found = [footprint(settings, model) for model in named]
-    fixed, of_a_slot = sum(each.fixed for each in found), num_engines * sum(each.of_a_slot for each in found)
+    fixed = sum(each.fixed for each in found)
+    of_slots = [  # with pages a slot takes what a row is expected to take, and all of them no less than one whole row
+        num_engines * sum(replace(each, num_slots=number).of_slots for each in found)
+        for number in range(1, 1 + MOST_SLOTS)
+    ]
     free, own = torch.cuda.mem_get_info()
     import ray  # here, so that the plan of a model needs no Ray
 
     if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:  # a driver holds nothing
         own = int(own * min(1.0, ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
     room = min(free, own) - (1 - SHARE) * own - fixed
-    if room < of_a_slot:
+    number = bisect_right(of_slots, room)
+    if not number:
         raise ValueError(
             f"engine.num_slots is auto, and not one slot of this GPU fits beside the models: they and their recordings "
-            f"take {fixed / GIB:.2f} GiB and a slot {of_a_slot / GIB:.2f}; of {own / GIB:.2f} GiB {free / GIB:.2f} are "
-            f"free, and {(1 - SHARE) * own / GIB:.2f} are kept for forwards; lower engine.max_model_len, use a larger "
-            "GPU, or set engine.num_slots"
+            f"take {fixed / GIB:.2f} GiB and a slot {of_slots[0] / GIB:.2f}; of {own / GIB:.2f} GiB {free / GIB:.2f} "
+            f"are free, and {(1 - SHARE) * own / GIB:.2f} are kept for forwards; lower engine.max_model_len, use a "
+            "larger GPU, or set engine.num_slots"
         )
-    number = min(MOST_SLOTS, int(room // of_a_slot))
     text = (
-        "engine.num_slots auto: %d slots of %.3f GiB, beside %.2f GiB of models and recordings; %.2f of %.2f are free"
+        "engine.num_slots auto: %d slots in %.2f GiB, beside %.2f GiB of models and recordings; %.2f of %.2f are free"
     )
-    _log.info(text, number, of_a_slot / GIB, fixed / GIB, free / GIB, own / GIB)
+    _log.info(text, number, of_slots[number - 1] / GIB, fixed / GIB, free / GIB, own / GIB)
     return replace(settings, engine=replace(settings.engine, num_slots=number))
 
 

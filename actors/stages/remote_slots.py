@@ -28,6 +28,9 @@ class RemoteSlots:
             for slot, start, length in zip(work.slots, work.starts, work.lengths, strict=True):
                 self._states.extend(slot, start, length, keeps_each=not work.is_prompt)
 
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        return True  # each slot of a stage has memory for all of its positions
+
     def copy(self, source: int, target: int, length: int) -> None:
         if self._states is not None:
             self._states.copy(source, target, length)

@@ -9,6 +9,7 @@ head size, L visible positions.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from functools import partial
 from weakref import ref
 
@@ -27,6 +28,8 @@ LENGTH_BUCKET = 64  # visible positions are rounded up to this, so that few diff
 
 class KVCache(StateCalls, Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
+
+    pages_SC: torch.Tensor | None = None  # where rows have pages (`decoding/cache/paged_cache.py`): those of each slot
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
         self.num_positions = num_positions
         # One spare position in each slot receives what is written past the end (the padding of ragged rows).
         self.num_allocated = num_positions + 1
+        self.block_shape = num_slots, self.num_allocated  # of keys and values in memory
         self.misleads = 0  # added to the length that a model asks for
         # Where each slot's keys and values are, for the host and on the device; None: at its own number.
         self._places: list[int] | None = None
@@ -101,6 +105,19 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
     def use(self, plan: Plan) -> None:
         """Read and write by this plan from now on."""
         self._plan = plan
+
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        """Take care that a row may write its positions from `first` up to `end`, and give back what lies behind.
+
+        Return False if there is no memory for them now. Here each slot has memory for all of its positions.
+        """
+        return True
+
+    def hold(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int]) -> None:
+        """Take care that rows may write this many positions from their starts on; raises NoPageError if not."""
+
+    def send_table(self) -> None:
+        """Tell the device where the rows are; slots do so as soon as they move."""
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
@@ -272,7 +289,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _allocate(self, new_NHD: torch.Tensor) -> torch.Tensor:
         _, num_heads, head_size = new_NHD.shape
-        num_slots, num_positions = self._cache.num_slots, self._cache.num_allocated
+        num_slots, num_positions = self._cache.block_shape
         if new_NHD.device.type != "cpu":
             shape = (num_slots, num_positions, num_heads, head_size)
             return torch.zeros(shape, dtype=new_NHD.dtype, device=new_NHD.device).transpose(1, 2)

@@ -63,6 +63,10 @@ class Drafter:
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
 
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        """Take care that it may write these positions of a slot, as `KVCache.reserve`; False if it has no memory."""
+        return all(part.reserve(slot, first, end) for part in self.parts if part is not self)
+
     def num_copyable(self, slot: int, num_shared: int) -> int:
         """Return how many of the first `num_shared` tokens in `slot` a newcomer shares, to draft behind them.
 

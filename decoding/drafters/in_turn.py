@@ -96,6 +96,9 @@ class InTurn(Drafter):
             part.begin(slot, donor, num_shared)
             self._missed[part].discard(slot)
 
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        return all(part.reserve(slot, first, end) for part in self._parts)
+
     def num_copyable(self, slot: int, num_shared: int) -> int:
         return min(part.num_copyable(slot, num_shared) for part in self._awake)
 

@@ -62,6 +62,14 @@ class ModelDrafter(StepwiseDrafter):
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         self.slots.begin(slot, donor, self.vocabulary.begin(slot, donor, num_shared))
 
+    def reserve(self, slot: int, first: int, end: int) -> bool:
+        """Reserve as the target does, from the last known token on, which may be read again.
+
+        A text in other tokens has other positions, and gets pages as it is read.
+        """
+        first = max(0, min(first, self.slots.num_known[slot]) - 1)
+        return self.vocabulary.is_mapped or self.slots.cache.reserve(slot, first, end)
+
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""
         if self._num_idle_rounds < _IDLE_ROUNDS:

@@ -128,6 +128,8 @@ def load_parts(
     if target_model is None:
         target_model = load_checked(target, device, dtype, options.exact)
     _refuse_unfused(target_model, target, options)
+    if isinstance(target_model, LanguageModel):
+        target_model.tokens_per_slot = options.tokens_per_slot
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     elif options.exact == "on":
@@ -154,6 +156,7 @@ def load_parts(
                 draft_model = _map_draft(model, draft, target_model, target)
             else:
                 check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
+                model.tokens_per_slot = options.tokens_per_slot
                 draft_model = model
     most_lanes = num_lanes if isinstance(target_model, LocalTarget) else MOST_LANES
     num_lanes, most_lanes = _lanes(options, num_lanes, most_lanes)

@@ -41,6 +41,9 @@ class EngineOptions:
     there to compare with, does neither: it draws anew from all tokens where a drafted one is rejected."""
     num_slots: int | Literal["auto"] = "auto"
     """Rows that an engine works on at once; auto is 16, or on a whole engine's GPU what its memory holds, to 256."""
+    tokens_per_slot: int | None = None
+    """Tokens of a row on average: each slot has so much memory for keys and values, in pages of 256 that rows get as
+    they grow, where our GPU kernels run. Elsewhere, and unless given, each slot has memory for max_model_len."""
     num_lanes: int | None = None
     """Groups of rows that take turns where drafts or layers are in other processes, so that one goes on while others
     wait; unless given, as many as hide the delay that is measured when the engine is loaded."""
@@ -59,7 +62,8 @@ class EngineOptions:
         """Check every field."""
         if isinstance(self.num_slots, str) and self.num_slots != "auto":
             raise ValueError(f"engine.num_slots must be 'auto' or a number of at least 1, got {self.num_slots!r}")
-        for name, least in (("num_slots", 1), ("num_lanes", 1), ("max_model_len", 2), ("max_prefill_tokens", 1)):
+        counts = ("num_slots", "tokens_per_slot", "num_lanes", "max_prefill_tokens")
+        for name, least in (*((name, 1) for name in counts), ("max_model_len", 2)):
             value = self.slots if name == "num_slots" else getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"engine.{name} must be at least {least}, got {value}")

@@ -145,6 +145,7 @@ class GpuAttention:
         positions_N: torch.Tensor,
         tables_PD: Tables,
         window: Window | None,
+        pages_SC: torch.Tensor | None,
     ) -> None:
         """Prepare the attention of one forward; the rotary tables (cos, sin) have a line for each position."""
         from decoding.gpu import attention  # Triton is only where the kernels run
@@ -152,8 +153,8 @@ class GpuAttention:
         self._gpu, self._heads, self._plan, self._tables_PD = attention, heads, plan, tables_PD
         width = plan.positions_BT.shape[1]
         of_rows = plan.row_first, plan.slots_N
-        self._turned = attention.TokenRows(*of_rows, positions_N, width, plan.num_visible)
-        self._seen = attention.TokenRows(*of_rows, plan.positions_N, width, plan.num_visible)
+        self._turned = attention.TokenRows(*of_rows, positions_N, width, plan.num_visible, pages_SC)
+        self._seen = attention.TokenRows(*of_rows, plan.positions_N, width, plan.num_visible, pages_SC)
         scale = heads.head_size**-0.5
         self._rule = attention.Rule(scale) if window is None else attention.Rule(scale, *window)
 
@@ -283,7 +284,7 @@ def attention_here(
     `other_tables` are those of layers that turn otherwise. Our CPU kernels know no `window` with two ends.
     """
     if kernels_run_on(tables_PD[0].device):
-        return GpuAttention(heads, plan, positions_N, tables_PD, window)
+        return GpuAttention(heads, plan, positions_N, tables_PD, window, cache.pages_SC)
     if functions is not None and window is None:
         return KernelAttention(
             functions, heads, positions_N, cache, plan, kernels.TableAddresses((tables_PD, *other_tables))

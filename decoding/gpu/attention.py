@@ -7,7 +7,7 @@ A token's numbers are the same, bit for bit, in any batch, slot and split of its
 the model, never of the batch. `decoding/network/invariance.py` measures it when a model is loaded.
 
 Shapes: N tokens, B rows, T tokens of the longest, Q query heads, H KV heads, G = Q / H, D head size, S slots, P
-positions, L visible positions, C chunks, X any number of features.
+positions of a slot or page, L visible positions, C chunks or pages of a row, X any number of features.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ class TokenRows:
     positions_N: torch.Tensor  # int64
     width: int  # T, or more
     num_visible: int  # L, or more: no query sees a position behind it
+    pages_SC: torch.Tensor | None = None  # int32: the pages of each slot, in order; None: keys lie in the slots
 
     def __post_init__(self) -> None:
         """Refuse tensors whose numbers do not lie end to end: the kernels have only addresses."""
@@ -42,6 +43,12 @@ class TokenRows:
     @property
     def num_rows(self) -> int:
         return len(self.row_first) - 1
+
+    def paging(self, keys_SHPD: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        """Return the table of pages, the step from one slot's line to the next, and the positions of a page, or 0."""
+        if self.pages_SC is None:
+            return self.row_first, 0, 0
+        return self.pages_SC, self.pages_SC.stride(0), keys_SHPD.shape[2]
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention's output [N, Q, D] for queries whose keys and values are stored already.
 
-    `keys_SHPD` and `values_SHPD` may lie in memory in any order whose last dimension is contiguous. `mask_BTL` (bool)
+    `keys_SHPD` and `values_SHPD` may lie in memory in any order whose last dimension is contiguous; with a table of
+    pages, S are pages. `mask_BTL` (bool)
     replaces the rule of causal, sliding and segmented attention; `sinks_Q` are logits of a sink for each query head.
     Lines of padding (tokens of no row) are undefined.
     """
@@ -110,8 +118,10 @@ def attend(
     mask = rows.row_first if mask_BTL is None else mask_BTL.view(torch.uint8)
     mask_strides = (0, 0) if mask_BTL is None else mask_BTL.stride()[:2]
     places = (rows.row_first, rows.slots_N, rows.positions_N, mask)
+    table, table_stride, page = rows.paging(keys_SHPD)
+    assert page % CHUNK == 0, "a page is whole chunks"
     reach = (rule.window, rule.num_always_visible, rule.segment)
-    numbers = (*strides, *mask_strides, num_tiles, *reach, rule.scale, rule.softcap)
+    numbers = (*strides, table_stride, *mask_strides, num_tiles, *reach, rule.scale, rule.softcap)
     sinks = rows.row_first if sinks_Q is None else sinks_Q
     sizes = {"HEAD_SIZE": head_size, "PADDED_SIZE": tile.padded_size, "CHUNK": CHUNK, "HAS_MASK": mask_BTL is not None}
     tiling = {"GROUP": group, "LINES": tile.lines, "KEYS": tile.keys, "WIDENED": is_interpreted()}
@@ -126,9 +136,9 @@ def attend(
             for size in (head_size, 2)
         )
     kernels.attend[grid](
-        query_NQD, found, marks_NQC2, keys_SHPD, values_SHPD, *places, sinks, rows.num_visible, num_kv_heads,
-        num_chunks, *numbers, **sizes, **tiling, IS_PART=not is_whole, HAS_SINKS=is_whole and sinks_Q is not None,
-        enable_fp_fusion=False,
+        query_NQD, found, marks_NQC2, keys_SHPD, values_SHPD, *places, sinks, table, rows.num_visible,
+        num_kv_heads, num_chunks, *numbers, **sizes, **tiling, PAGE=page, IS_PART=not is_whole,
+        HAS_SINKS=is_whole and sinks_Q is not None, enable_fp_fusion=False,
     )  # fmt: skip
     if not is_whole:
         kernels.merge[num_tokens, -(-num_query_heads // _LINES_OF_A_MERGE)](
@@ -157,11 +167,12 @@ def split_and_store(
     num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
     query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
     query_norm_D, key_norm_D, epsilon = norms or (*tables_PD, 0.0)
+    table, table_stride, page = rows.paging(keys_SHPD)
     split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
         qkv_NX, query_NQD, keys_SHPD, values_SHPD, *tables_PD, query_norm_D, key_norm_D,
-        rows.slots_N, rows.positions_N, written_N, num_query_heads, num_kv_heads, len(tables_PD[0]),
-        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), epsilon,
+        rows.slots_N, rows.positions_N, written_N, table, num_query_heads, num_kv_heads, len(tables_PD[0]),
+        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), table_stride, epsilon,
         HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
-        HAS_NORMS=norms is not None, num_warps=4, enable_fp_fusion=False,
+        PAGE=page, HAS_NORMS=norms is not None, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return query_NQD

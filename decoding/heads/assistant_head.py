@@ -133,7 +133,7 @@ class Sight:
             slots_N = to_device(self.slots, device)
             slots_N = slots_N if cache.places_S is None else cache.places_S[slots_N]
             self._rows = TokenRows(
-                torch.arange(len(slots) + 1, device=device), slots_N, self.at_N - 1, 1, max(nums_seen)
+                torch.arange(len(slots) + 1, device=device), slots_N, self.at_N - 1, 1, max(nums_seen), cache.pages_SC
             )
 
     def attend(self, query_NQD: torch.Tensor, layer_id: int, window: int | None) -> torch.Tensor:

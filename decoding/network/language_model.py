@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from decoding.cache.features import Features, FeatureTap, check_layer_ids
 from decoding.cache.kv_cache import KVCache
+from decoding.cache.paged_cache import PagedCache
 from decoding.cache.plan import Packing, Plan
 from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
@@ -45,6 +46,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         """Take over `model`; it must have no other user (its head carries our hook)."""
         super().__init__(model, eos_token_ids)
         self.cache: KVCache | None = None
+        self.tokens_per_slot: int | None = None  # of rows on average, where they have pages; None: whole ones
         self.tap: FeatureTap | None = None
         self.close_call = close_call_margin(self.dtype)  # of a model that deviates little; the probe measures it
         # A forward reads each weight once, but only a few rows of an input embedding.
@@ -87,9 +89,10 @@ class LanguageModel(SlotNetwork, LocalTarget):
     def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
             self.graphs.forget()
-        is_on_gpu = self.fused is not None and self.fused.is_on_gpu
-        moves_by_name = self.device if is_on_gpu else None
-        self.cache = self.new_cache(num_slots, num_positions, num_draft_tokens, moves_by_name)
+        if self.fused is not None and self.fused.is_on_gpu:
+            self.cache = PagedCache(num_slots, num_positions, self.device, self.tokens_per_slot)
+        else:
+            self.cache = self.new_cache(num_slots, num_positions, num_draft_tokens)
 
     def release(self) -> None:
         self.cache = None
@@ -164,6 +167,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
         fed_N = to_device([token for each in stretches for token in each.token_ids], self.device)
         packing = Packing.of(lengths, self.device, is_read_back=not fused.attends_in_place)
         starts, slots = [each.start for each in stretches], [each.slot for each in stretches]
+        self.cache.hold(slots, starts, lengths)
         plan, positions_BT = self._planned(starts, max(lengths), packing, slots, self.cache)
         positions_N = positions_BT.flatten() if packing is None else positions_BT.flatten()[packing.packed_N]
         firsts = accumulate(lengths, initial=0)
@@ -225,6 +229,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
         if self.runs_rows_apart and lengths is not None:  # no row is fed more than its own tokens
             token_ids_BT, logits_at_BJ = token_ids_BT[:, : max(lengths)], logits_at_BJ.clamp(max=max(lengths) - 1)
         width = token_ids_BT.shape[1]
+        written = [width] * len(starts) if lengths is None else lengths
+        self.cache.hold(range(len(starts)) if slots is None else slots, starts, written)
         is_ragged = lengths is not None and (self.packs_rows or self.runs_rows_apart)
         attends_in_place = self.fused is not None and self.fused.attends_in_place
         is_read_back = not attends_in_place or logits_at_BJ.shape[1] > 0

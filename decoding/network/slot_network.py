@@ -87,15 +87,13 @@ class SlotNetwork(ABC):
             self.vocab_size = head.out_features if self.is_kept else identity_of(head).shape[0]
             head.register_forward_pre_hook(self._wanted.keep)
 
-    def new_cache(
-        self, num_slots: int, num_positions: int, num_draft_tokens: int, moves_by_name: torch.device | None = None
-    ) -> KVCache:
-        """Return an empty cache for this network, as `Target.allocate` says; `moves_by_name` as in `KVCache`."""
+    def new_cache(self, num_slots: int, num_positions: int, num_draft_tokens: int) -> KVCache:
+        """Return an empty cache for this network, as `Target.allocate` says."""
         kind = KVCache
         if self.network.config.get_text_config().model_type == "minimax":
             from decoding.cache.minimax_cache import MiniMaxRows as kind
         num_states = num_recent_states(num_draft_tokens) if self.has_states else 0
-        return kind(num_slots, num_positions, moves_by_name, num_recent_states=num_states)
+        return kind(num_slots, num_positions, num_recent_states=num_states)
 
     @property
     def fallback(self) -> str:

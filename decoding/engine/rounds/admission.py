@@ -20,13 +20,13 @@ that it will run in; when rows are about to run, a ready row beyond slot B-1 cha
 not ready. With prompts within the budget that happens only when a slot stays empty; else about once a prompt.
 """
 
-from collections import deque
 from collections.abc import Iterator, Set
 from itertools import islice
 
 from decoding.drafters.base import Drafter
-from decoding.engine.rounds.prefix import Resident
+from decoding.engine.rounds.prefix import Resident, grants
 from decoding.engine.rounds.prompt_reader import PromptReader
+from decoding.engine.rounds.room import Room
 from decoding.network.target import SlotCache, Target
 from decoding.sampling.logprobs import Stretch
 from decoding.sequence import Sequence
@@ -40,14 +40,12 @@ _NOT_FINITE = "the target's logits are not finite behind this text; its weights 
 class Admission:
     """The waiting sequences, the slots and the rows in them; nothing else fills caches with prompts."""
 
-    def __init__(
-        self, target: Target, drafter: Drafter, num_slots: int, max_prefill_tokens: int, waiting: deque[Sequence]
-    ) -> None:
-        """Read at most `max_prefill_tokens` between two rounds of full slots; several lanes may share `waiting`."""
-        self._target, self._drafter = target, drafter
-        self.reader = PromptReader(drafter, num_slots)
-        self._max_prefill_tokens, self._waiting = max_prefill_tokens, waiting
-        self._residents: list[Resident | None] = [None] * num_slots
+    def __init__(self, target: Target, drafter: Drafter, room: Room, max_prefill_tokens: int) -> None:
+        """Read at most `max_prefill_tokens` between two rounds of full slots, of the rows that wait for room."""
+        self._target, self._drafter, self.room = target, drafter, room
+        self._residents, self._waiting = room.residents, room.waiting
+        self.reader = PromptReader(drafter, len(self._residents))
+        self._max_prefill_tokens = max_prefill_tokens
         self._num_seated = 0
         self._finished: list[Sequence] = []  # scored rows, not handed out yet
 
@@ -66,13 +64,14 @@ class Admission:
         for slot, resident in list(self._seated()):
             if resident.sequence in rows:
                 self._residents[slot] = None
+                self.room.empty(slot)
                 self._cache.zero(slot)
 
     def remove(self, rows: Set[Sequence]) -> None:
-        self._residents = [None if r is not None and r.sequence in rows else r for r in self._residents]
+        self._residents[:] = [None if r is not None and r.sequence in rows else r for r in self._residents]
 
     def clear(self) -> None:
-        self._residents = [None] * len(self._residents)
+        self._residents[:] = [None] * len(self._residents)
         self.reader = PromptReader(self._drafter, len(self._residents))
         self._finished.clear()
 
@@ -96,7 +95,11 @@ class Admission:
                 yield slot, resident
 
     def advance(self, max_rows: int) -> list[Sequence]:
-        """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b."""
+        """Fill slots up to `max_rows` rows, read a budget of tokens and return the rows to run: row b is in slot b.
+
+        A row that ran may have given way (`room`): what is under way of its round is then to be dropped.
+        """
+        self.room.grow()
         if all(resident is not None and resident.is_running for resident in self._residents):
             return [resident.sequence for resident in self._residents if resident is not None]
         self._seat_newcomers(max_rows)
@@ -104,11 +107,11 @@ class Admission:
         budget = self._max_prefill_tokens * len(self._residents) // max(1, num_running)
         while True:
             self._release_followers()
-            grants = self._grants(budget)
-            if not grants:
+            granted = self._grants(budget)
+            if not granted:
                 break
-            self._read(grants)
-            budget -= sum(grants.values())
+            self._read(granted)
+            budget -= sum(granted.values())
         return self._line_up()
 
     def _seat_newcomers(self, max_rows: int) -> None:
@@ -120,12 +123,15 @@ class Admission:
             newcomer = Resident(self._waiting[0], self._num_seated)
             newcomer.leader, newcomer.num_awaited = self._leader_of(newcomer)
             if newcomer.leader is not None:
-                self._residents[free.pop(0)] = newcomer
+                slot = free.pop(0)
+                self.room.empty(slot)
+                self._residents[slot] = newcomer
             else:
                 donor, num_shared = self._donor_of(newcomer, free)
                 slot = donor if donor in free else free[0]
                 free.remove(slot)
-                self._begin(slot, newcomer, donor, num_shared)
+                if not self._begin(slot, newcomer, donor, num_shared):
+                    break
             self._waiting.popleft()  # not before it has its slot: what raises until then must not lose the row
             self._num_seated += 1
 
@@ -174,7 +180,7 @@ class Admission:
             copyable = self._num_copyable(slot, newcomer, resident, resident.num_shareable(newcomer))
             cached = self._cache.longest(slot, max(0, copyable - again))
             is_better = cached > num_shared or (cached == num_shared > 0 and slot in free)
-            if is_better and self._is_finite(slot, resident, cached):
+            if is_better and resident.is_finite(slot, cached, self._cache):
                 donor, num_shared = slot, cached
         return donor, num_shared
 
@@ -188,29 +194,28 @@ class Admission:
             return num_cached
         return self._drafter.num_copyable(slot, num_cached)
 
-    def _is_finite(self, slot: int, resident: Resident, num_tokens: int) -> bool:
-        """Tell whether a slot may be copied: a value that is not finite would spread to prompts that are sound."""
-        if not resident.has_run and num_tokens > resident.num_finite and self._cache.is_finite(slot, num_tokens):
-            resident.num_finite = num_tokens
-        return resident.has_run or num_tokens <= resident.num_finite
-
-    def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> None:
+    def _begin(self, slot: int, newcomer: Resident, donor: int | None, num_shared: int) -> bool:
+        """Let a newcomer begin in a slot, which is emptied if there is no memory for it now; tell whether there is."""
+        source = None if donor is None else self._residents[donor]
         if donor is not None and donor != slot:
             self._cache.copy(donor, slot, num_shared)
         asked = newcomer.sequence.asked
-        if asked is None:
-            self.reader.begin(slot, donor, num_shared)
-        else:
-            self.reader.begin(slot, None, 0)
-            source = None if donor is None else self._residents[donor]
-            if source is not None and source.sequence.asked is not None:
-                asked.take_over(source.sequence.asked, num_shared)
+        has_room = self.room.begin(slot, newcomer, num_shared, self._cache)
+        if has_room:
+            self.reader.begin(slot, *((donor, num_shared) if asked is None else (None, 0)))
+            has_room = self.room.begin(slot, newcomer, num_shared, self._drafter)
+        if not has_room:
+            self.room.empty(slot)
+            return False
+        if asked is not None and source is not None and source.sequence.asked is not None:
+            asked.take_over(source.sequence.asked, num_shared)
         newcomer.num_filled = num_shared
         if not newcomer.sequence.num_rounds:  # else it was counted when the row came for the first time
             newcomer.sequence.num_cached_tokens = num_shared
         self._residents[slot] = newcomer
         if asked is not None and not newcomer.num_missing:  # another row has read all of it
             self._end(newcomer.sequence)
+        return True
 
     def _end(self, scored: Sequence) -> None:
         scored.finish_reason = "stop"
@@ -219,25 +224,12 @@ class Admission:
     def _grants(self, budget: int) -> dict[int, int]:
         """Return how many tokens to read now, by slot."""
         reading = {slot: resident for slot, resident in self._seated() if resident.is_filling and not resident.leader}
-        if not reading or budget <= 0:
-            return {}
-        oldest = min(reading, key=lambda slot: reading[slot].number)
         followers = [each for _, each in self._seated() if each.leader and self._cache.has_states]
-        again = self._drafter.num_read_again
-        wanted = {slot: each.num_until_copied(followers, again) for slot, each in reading.items()}
-        grants = {oldest: min(wanted[oldest], -(-budget // 2))}
-        budget -= grants[oldest]
-        for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - grants.get(slot, 0)):
-            granted = grants.get(slot, 0)
-            more = min(wanted[slot] - granted, budget)
-            if more:
-                grants[slot] = granted + more
-                budget -= more
-        return grants
+        return grants(reading, followers, self._drafter.num_read_again, budget)
 
-    def _read(self, grants: dict[int, int]) -> None:
+    def _read(self, granted: dict[int, int]) -> None:
         slots, chunks, starts, heads, scored = [], [], [], [], list[tuple[Resident, Stretch]]()
-        for slot, num_tokens in grants.items():
+        for slot, num_tokens in granted.items():
             resident = self._residents[slot]
             assert resident is not None
             row, start, end = resident.sequence, resident.num_filled, resident.num_filled + num_tokens

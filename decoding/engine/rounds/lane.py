@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
 
+from decoding.cache.pages import NoPageError
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.in_turn import InTurn
@@ -20,6 +21,7 @@ from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits
 from decoding.engine.rounds.host_rounds import HostRounds
+from decoding.engine.rounds.room import Room
 from decoding.engine.rounds.round import Rounds, Running, Starter
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import kernels_run_on
@@ -59,7 +61,9 @@ class Lane:
         self.rounds = Rounds(starters, Commits(target, drafter, rule))
         self._max_model_len = max_model_len
         self._num_slots = self._max_rows = num_slots
-        self.admission = Admission(target, drafter, num_slots, max_prefill_tokens, waiting)
+        # A round that is under way may write as many tokens of a row, and so may the next one.
+        room = Room(target, drafter, num_slots, waiting, num_ahead=2 * (1 + schedule.ceiling))
+        self.admission = Admission(target, drafter, room, max_prefill_tokens)
         target.allocate(num_slots, max_model_len, schedule.ceiling)
         target.hand_out(drafter.tap)
         if target.cache is not None and target.cache.has_states:
@@ -79,6 +83,10 @@ class Lane:
             self._turns = self._work()
         try:
             next(self._turns)
+        except NoPageError:  # the rounds begin anew without the youngest row
+            self.admission.room.give_way()
+            self.running, self._turns = (), None
+            self.rounds.drop()
         except BaseException:
             self._turns = None
             raise
@@ -147,6 +155,8 @@ class Lane:
         while True:
             running = tuple(self.admission.advance(self._max_rows))
             self.schedule.observe_reading(*self.admission.reader.take())
+            if self.admission.room.take_given_way():
+                self.rounds.drop()
             if running != self.running:
                 self.running = running
             if running and isinstance(self.drafter, InTurn):

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from decoding.common_prefix import common_prefix
+from decoding.network.target import SlotCache
 from decoding.sequence import Sequence
 
 
@@ -21,6 +22,7 @@ class Resident:
     num_finite: int = 0  # how many of them are known to be finite
     leader: "Resident | None" = None  # the resident that is reading tokens which this one will copy
     num_awaited: int = 0  # tokens that the leader must have read by then
+    num_reserved: int = 0  # positions for which there is memory
     is_admitted: bool = False  # it has run, or is about to
 
     def __post_init__(self) -> None:
@@ -68,6 +70,12 @@ class Resident:
         """Whether a round has seen all keys and values in this slot and found its logits finite."""
         return self.sequence.num_rounds > self._num_earlier_rounds and self.sequence.finish_reason != "error"
 
+    def is_finite(self, slot: int, num_tokens: int, cache: SlotCache) -> bool:
+        """Tell whether its slot may be copied: a value that is not finite would spread to prompts that are sound."""
+        if not self.has_run and num_tokens > self.num_finite and cache.is_finite(slot, num_tokens):
+            self.num_finite = num_tokens
+        return self.has_run or num_tokens <= self.num_finite
+
     def num_shareable(self, newcomer: "Resident") -> int:
         """Return how many first tokens of a newcomer are also this one's, with all that is asked behind them."""
         num_common, asked = self.num_in_common(newcomer.tokens_to_read), newcomer.sequence.asked
@@ -88,3 +96,23 @@ class Resident:
     def num_cached(self, num_in_common: int) -> int:
         """Return how many of those tokens are in the slot now."""
         return min(num_in_common, self.num_filled) if self.is_filling else num_in_common
+
+
+def grants(reading: dict[int, Resident], followers: Seq[Resident], num_read_again: int, budget: int) -> dict[int, int]:
+    """Return how many tokens of a budget each of these residents reads now, by slot; none of them waits for another.
+
+    The one that came first gets half, and the shortest rests share what is left.
+    """
+    if not reading or budget <= 0:
+        return {}
+    oldest = min(reading, key=lambda slot: reading[slot].number)
+    wanted = {slot: each.num_until_copied(followers, num_read_again) for slot, each in reading.items()}
+    granted = {oldest: min(wanted[oldest], -(-budget // 2))}
+    budget -= granted[oldest]
+    for slot in sorted(reading, key=lambda slot: reading[slot].num_missing - granted.get(slot, 0)):
+        before = granted.get(slot, 0)
+        more = min(wanted[slot] - before, budget)
+        if more:
+            granted[slot] = before + more
+            budget -= more
+    return granted

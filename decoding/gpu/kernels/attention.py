@@ -8,12 +8,16 @@ A key that a query does not see changes nothing, bit for bit: its weight is zero
 
 Query heads that share a KV head lie beside the tokens: a line is a query head of a token.
 
-Shapes: N tokens, B rows, Q query heads, H KV heads, G = Q / H, D head size, S slots, P positions, C chunks.
+Keys and values lie in slots, or in pages of whole chunks, which a table finds: with the same numbers in the same order.
+
+Shapes: N tokens, B rows, Q query heads, H KV heads, G = Q / H, D head size, S slots, P positions, C chunks or pages.
 Sizes in capitals, and what a query sees, are known to the compiler.
 """
 
 import triton
 import triton.language as tl
+
+from decoding.gpu.kernels.places import place_of
 
 # They change from round to round: compiling anew for a 1, or for a multiple of 16, would take a second in a round.
 VARYING = ["num_keys", "num_chunks", "num_tiles"]
@@ -81,12 +85,14 @@ def attend(
     positions_N,
     mask_BTL,
     sinks_Q,
+    pages_SC,
     num_keys,
     num_heads,
     num_chunks,
     slot_stride,
     position_stride,
     head_stride,
+    table_stride,
     mask_row_stride,
     mask_token_stride,
     num_tiles,
@@ -100,6 +106,7 @@ def attend(
     PADDED_SIZE: tl.constexpr,
     LINES: tl.constexpr,
     CHUNK: tl.constexpr,
+    PAGE: tl.constexpr,
     KEYS: tl.constexpr,
     IS_PART: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -141,7 +148,7 @@ def attend(
     query_MD = tl.load(query_NQD + line_at_M[:, None] * HEAD_SIZE + size_D[None], mask=inside_MD, other=0.0)
     if WIDENED:
         query_MD = query_MD.to(tl.float32)
-    place = tl.load(slots_N + first).to(tl.int64) * slot_stride + head * head_stride
+    slot = tl.load(slots_N + first).to(tl.int64)
     mask_ML = mask_BTL + row.to(tl.int64) * mask_row_stride + (line_M // GROUP) * mask_token_stride
     always_visible = tl.where(window > 0, num_always_visible, 0)
     sum_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
@@ -152,12 +159,14 @@ def attend(
         part_MD = tl.zeros([LINES, PADDED_SIZE], tl.float32)
         part_largest_M = tl.full([LINES], NEVER, tl.float32)
         part_weight_M = tl.zeros([LINES], tl.float32)
+        place = place_of(pages_SC, slot, chunk * CHUNK, slot_stride, position_stride, table_stride, PAGE)
+        place += head * head_stride
         from_key = tl.maximum(chunk * CHUNK, from_key // KEYS * KEYS)  # of those before no line sees any
         for start in range(from_key, tl.minimum(chunk * CHUNK + CHUNK, to_key), KEYS):
             key_N = start + tl.arange(0, KEYS)
             is_written_N = key_N < to_key
             inside_ND = is_written_N[:, None] & (size_D[None] < HEAD_SIZE)
-            at_ND = key_N[:, None] * position_stride + size_D[None]  # inside a slot: 32 bits do
+            at_ND = (key_N[:, None] - chunk * CHUNK) * position_stride + size_D[None]  # inside a chunk: 32 bits do
             key_ND = tl.load(keys_SPHD + place + at_ND, mask=inside_ND, other=0.0)
             value_ND = tl.load(values_SPHD + place + at_ND, mask=inside_ND, other=0.0)
             if WIDENED:

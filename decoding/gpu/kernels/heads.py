@@ -1,10 +1,12 @@
 """From a layer's product to its attention's inputs: query and key norms, rotary embedding, and the slots' new entries.
 
-Shapes: N tokens, Q query heads, H KV heads, D head size, X = (Q + 2 H) D, S slots, P positions.
+Shapes: N tokens, Q query heads, H KV heads, D head size, X = (Q + 2 H) D, S slots, P positions, C pages of a row.
 """
 
 import triton
 import triton.language as tl
+
+from decoding.gpu.kernels.places import place_of
 
 
 @triton.jit
@@ -20,16 +22,19 @@ def split_heads(
     slots_N,
     positions_N,
     written_N,
+    pages_SC,
     num_query_heads,
     num_kv_heads,
     num_turns,  # lines of the rotary tables
     slot_stride,
     position_stride,
     head_stride,
+    table_stride,
     epsilon,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
     """Turn queries and keys, after their norms, and store a token's keys and values: program (token, some heads)."""
@@ -64,7 +69,7 @@ def split_heads(
     query_H = query_NQD + (token * num_query_heads + head_H) * HEAD_SIZE
     tl.store(query_H[:, None] + size_D[None], turned_HD, mask=inside_HD & is_query_H[:, None])
     slot, written = tl.load(slots_N + token).to(tl.int64), tl.load(written_N + token).to(tl.int64)
-    place = slot * slot_stride + written * position_stride
+    place = place_of(pages_SC, slot, written, slot_stride, position_stride, table_stride, PAGE)
     key_H = keys_SPHD + place + (head_H - num_query_heads) * head_stride
     is_key_H = (head_H >= num_query_heads) & (head_H < num_query_heads + num_kv_heads)
     tl.store(key_H[:, None] + size_D[None], turned_HD, mask=inside_HD & is_key_H[:, None])

@@ -109,9 +109,10 @@ def test_a_slot_has_room_for_twice_the_logits_of_a_round_of_the_target_and_of_on
 
 
 def test_longer_texts_and_wider_drafts_get_fewer_slots(text_pair, monkeypatch):
+    monkeypatch.setattr("actors.engines.footprint.max_positions", lambda _: 1024)
     set_memory(monkeypatch, -(-10 * bytes_planned(settings_of(text_pair), 64) // 9) + 1)
     assert with_slots(settings_of(text_pair)).engine.num_slots == 64
-    assert 16 < with_slots(settings_of(text_pair, max_model_len=128)).engine.num_slots < 64
+    assert 16 < with_slots(settings_of(text_pair, max_model_len=257)).engine.num_slots < 64  # two pages a row
     assert with_slots(settings_of(text_pair, num_speculative_tokens=2)).engine.num_slots > 64
 
 
@@ -120,7 +121,7 @@ def test_a_gpu_with_room_for_more_gets_256_and_a_part_of_it_its_part(text_pair, 
     set_memory(monkeypatch, 80 * GIB)
     assert with_slots(settings).engine.num_slots == settings.most_slots == 256
     assert "as many as its GPU has room for (engine.num_slots auto), at most 256" in slots_in_words(settings)
-    set_memory(monkeypatch, 4 * (-(-10 * bytes_planned(settings, 9) // 9) + 1))
+    set_memory(monkeypatch, 4 * (-(-10 * bytes_planned(settings, 90) // 9) + 1))
 
     class OfAQuarter:
         worker = SimpleNamespace(mode=ray.WORKER_MODE)
@@ -130,11 +131,26 @@ def test_a_gpu_with_room_for_more_gets_256_and_a_part_of_it_its_part(text_pair, 
 
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     monkeypatch.setattr("ray.get_runtime_context", OfAQuarter)
-    assert with_slots(settings).engine.num_slots == 9
+    assert with_slots(settings).engine.num_slots == 90
     OfAQuarter.worker.mode = ray.SCRIPT_MODE  # a driver, which Ray gives nothing
     assert with_slots(settings).engine.num_slots == 256
     set_memory(monkeypatch, -(-10 * bytes_planned(settings, 60) // 9) + 1)
-    assert with_slots(settings, 3).engine.num_slots == 20
+    assert with_slots(settings, 3).engine.num_slots == 19  # each engine has a page that belongs to no row
+
+
+def test_rows_of_ragged_lengths_get_pages_for_what_they_take_on_average_and_so_more_slots(text_pair, monkeypatch):
+    """20 slots of 4 pages are 80 pages; rows of 300 tokens on average take less than a page and a quarter."""
+    monkeypatch.setattr("actors.engines.footprint.max_positions", lambda _: 1024)
+    lengths = {"drafter": "suffix", "max_model_len": 1024}
+    whole, ragged = (settings_of(text_pair, tokens_per_slot=number, **lengths) for number in (None, 300))
+    each = [footprint(replace(of, engine=replace(of.engine, num_slots=64)), text_pair[0]) for of in (whole, ragged)]
+    assert [of.cache // (256 * of.cache_per_token) for of in each] == [1 + 64 * 4, 1 + 75]
+    set_memory(monkeypatch, -(-10 * bytes_planned(whole, 20) // 9) + 1)
+    found = [with_slots(settings).engine.num_slots for settings in (whole, ragged)]
+    assert found[0] == 20
+    assert 45 < found[1] <= 80 * 256 // 300  # logits take a part
+    few = footprint(settings_of(text_pair, tokens_per_slot=5, num_slots=2, **lengths), text_pair[0])
+    assert few.cache == 256 * (1 + 4) * few.cache_per_token  # one whole row always fits
 
 
 def test_a_number_a_processor_and_models_in_other_processes_have_what_they_had(text_pair, monkeypatch):

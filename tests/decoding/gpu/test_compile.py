@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.roofline.launched import num_at_once
 from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
+from decoding.cache.pages import PAGE
 from decoding.gpu import attention, linear, recurrence
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
@@ -57,9 +58,10 @@ def launches_of(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
     qkv_size = query_size + 2 * model.num_kv_heads * HEAD_SIZE
     hidden_NE, inner_NX = _empty(num_lines, model.hidden_size), _empty(num_lines, model.inner_size)
     up_OI = _empty(model.inner_size, model.hidden_size)
-    keys_SHPD = _empty(num_rows, NUM_POSITIONS, model.num_kv_heads, HEAD_SIZE).transpose(1, 2)
+    keys_SHPD = _empty(1 + 17 * num_rows, PAGE, model.num_kv_heads, HEAD_SIZE).transpose(1, 2)
+    pages_SC = _empty(num_rows, 17, dtype=torch.int32)
     row_first, places_N = _empty(num_rows + 1, dtype=torch.int64), _empty(num_lines, dtype=torch.int64)
-    rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE)
+    rows = attention.TokenRows(row_first, places_N, places_N, num_tokens, NUM_VISIBLE, pages_SC)
     table_PD = _empty(NUM_POSITIONS, HEAD_SIZE)
     norms = (_empty(HEAD_SIZE), _empty(HEAD_SIZE), 1e-6) if model.has_head_norms else None
     heads = (num_lines, model.num_query_heads, HEAD_SIZE), (num_lines, model.num_kv_heads, HEAD_SIZE)

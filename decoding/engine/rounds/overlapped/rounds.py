@@ -56,6 +56,9 @@ class DeviceRounds:
         """
         num_tokens = sum(inputs.limits) + sum(inputs.is_active)
         logprobs = LineLogprobs(num_logprobs, rounded_width(max(inputs.limits)) + 1, self._target.vocab_size)
+        for cache in [self._target.cache] if self.steps is None else [self._target.cache, self.steps.slots.cache]:
+            assert cache is not None, "allocate() comes first"
+            cache.send_table()
         columns_BC = self._run(inputs, table, num_tokens, num_visible, logprobs)[: len(inputs.limits)]
         if not columns_BC.is_cuda:
             columns_BC = columns_BC.clone()  # the next round writes there

@@ -240,12 +240,11 @@ def plan_of(
 ) -> Plan:
     """Return the plan of a forward whose rows are on the device alone; padding is written to the spare position."""
     spare, num_rows = cache.num_positions, len(row_first) - 1
-    assert cache.places_S is not None, "our kernels find each slot by its place"
     return Plan(
         slots_B=None,
         positions_BT=positions_N.new_empty(num_rows, width),  # only its shape is read
         row_first=row_first,
-        slots_N=cache.places_S[slots_N],
+        slots_N=slots_N if cache.places_S is None else cache.places_S[slots_N],
         positions_N=positions_N,
         written_N=torch.where(is_padding_N, spare, positions_N.clamp(max=spare)),
         num_visible=min(num_visible, spare),
