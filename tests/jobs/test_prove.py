@@ -81,6 +81,15 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(com
     assert "1000 CPU" in printed.err
 
 
+def test_the_target_alone_writes_in_slots_of_its_own(command, tmp_path, capsys):
+    """Its last row begins as the first one of the next case does, which then goes on from there."""
+    texts = ["hello world " * 12, "a world ", "b hello ", "c ", "hello world " * 12 + "hello"]
+    write_jsonl(tmp_path / "in.jsonl", [{"id": text, "kind": "a", "prompt": text} for text in texts])
+    more = ("--models.dtype=bfloat16", "--prove.drafters=none", "--prove.asked=[nothing,stop]")
+    prove.main([*command, *more])  # what the kernels promise in bfloat16 depends on the processor
+    assert "0 different" in capsys.readouterr().out
+
+
 def test_a_run_that_exists_gets_the_proof_in_its_report(command, tmp_path):
     run = [word for word in command if not word.startswith("--prove.")]
     assert generate.main([*run, "--run.local"]) == 0
