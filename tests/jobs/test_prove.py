@@ -82,7 +82,7 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(com
 
 
 def test_the_target_alone_writes_in_slots_of_its_own(command, tmp_path, capsys):
-    """Its last row begins as the first one of the next case does, which then goes on from there."""
+    """The last row of a case begins as the first one of the next case does, which then goes on from there."""
     texts = ["hello world " * 12, "a world ", "b hello ", "c ", "hello world " * 12 + "hello"]
     write_jsonl(tmp_path / "in.jsonl", [{"id": text, "kind": "a", "prompt": text} for text in texts])
     more = ("--models.dtype=bfloat16", "--prove.drafters=none", "--prove.asked=[nothing,stop]")
