@@ -118,7 +118,7 @@ class ShardedModel:
             attends_in_place=all(facts.attends_in_place for facts in self.facts_of_stages),
         )
         tapped: deque[Step[None]] = deque()
-        for batch in batches(slots, token_ids, starts, may_join):
+        for batch in batches(slots, token_ids, starts, may_join, is_on_cpu=self.runs_on == "cpu"):
             step: Step[None] = self._send(
                 [piece.slot for piece in batch],
                 [piece.start for piece in batch],

@@ -116,7 +116,8 @@ class InTurn(Drafter):
     def propose(self, rows: Rows) -> Draft:
         own = self.own
         for part in self._awake:
-            if part not in own.parts and not part.reads_late:  # it reads features now and then: else it would hold all of them
+            # It reads features now and then: else it would hold all of them.
+            if part not in own.parts and not part.reads_late:
                 part.propose(rows.limited([False] * len(rows.sequences)))
         return own.propose(rows)
 

@@ -63,7 +63,8 @@ class DrayTexts:
             tokenizer=models.tokenizer,
         )
         plain = replace(options, drafter="none", draft_length="fixed", num_slots=1)
-        self._plain = Engine.over(replace(self._parts, drafter_name="none", draft=None), plain)
+        # In slots of its own: the engines of the settings leave other rows in theirs meanwhile.
+        self._plain = Engine.over(replace(self._parts.beside(), drafter_name="none", draft=None), plain)
         margin = self._parts.target.close_call
         grammars = self._parts.grammars
         self._reference = Reference.load(

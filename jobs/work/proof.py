@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import islice
@@ -26,6 +26,7 @@ from jobs.proving.asked import PlacedInput, asking, good_inputs
 from jobs.proving.comparison import Difference, Finding, Setting, some_of
 from jobs.proving.dray_texts import DrayTexts
 from jobs.proving.vllm_texts import VllmTexts
+from jobs.work.plan_text import print_plan
 
 _TEXTS: dict[str, type[DrayTexts | VllmTexts]] = {"dray": DrayTexts, "vllm": VllmTexts}
 _Step = TypeVar("_Step")
@@ -33,7 +34,19 @@ _Step = TypeVar("_Step")
 
 def prove(config: ProveConfig) -> Exit:
     """Return 0 if no token differs, 1 if one does where none may, 2 for a wrong configuration."""
-    return run_command(config, lambda config, plan: Proof(config, plan).run, "nothing was written")
+    return run_command(config, _begin, "nothing was written")
+
+
+def _begin(config: ProveConfig, plan: Plan) -> Callable[[], Exit]:
+    if config.dry_run:
+        print_plan(plan)
+        drafters = ", ".join(config.prove.drafters) or "each drafter that the models allow"
+        print(
+            f"would write the first {config.prove.num_prompts} rows with the target alone, then with {drafters} in "
+            f"{', '.join(map(str, config.prove.num_slots))} slots, and compare them"
+        )
+        return lambda: Exit.COMPLETE
+    return Proof(config, plan).run
 
 
 class Proof:

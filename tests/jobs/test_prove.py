@@ -34,6 +34,12 @@ def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(com
 
 
 @pytest.mark.usefixtures("lenient_verifier")
+def test_a_dry_run_says_what_would_be_compared_and_loads_no_model(command, capsys, monkeypatch):
+    monkeypatch.setattr("jobs.work.proof.Proof", None)
+    assert prove.main([*command, "--dry-run", "--prove.drafters=ngram"]) == 0
+    assert "with the target alone, then with ngram in" in capsys.readouterr().out
+
+
 def test_a_verifier_that_accepts_what_it_must_not_is_found_out(command, capsys):
     assert prove.main([*command, "--prove.drafters=ngram", "--sampling.temperature=0"]) == 1
     printed = capsys.readouterr().out
@@ -73,6 +79,15 @@ def test_an_engine_that_cannot_be_placed_is_told_before_anything_is_compared(com
     assert "identical" not in printed.out
     assert "error: the engine cannot be loaded as the run loads it: " in printed.err
     assert "1000 CPU" in printed.err
+
+
+def test_the_target_alone_writes_in_slots_of_its_own(command, tmp_path, capsys):
+    """The last row of a case begins as the first one of the next case does, which then goes on from there."""
+    texts = ["hello world " * 12, "a world ", "b hello ", "c ", "hello world " * 12 + "hello"]
+    write_jsonl(tmp_path / "in.jsonl", [{"id": text, "kind": "a", "prompt": text} for text in texts])
+    more = ("--models.dtype=bfloat16", "--prove.drafters=none", "--prove.asked=[nothing,stop]")
+    prove.main([*command, *more])  # what the kernels promise in bfloat16 depends on the processor
+    assert "0 different" in capsys.readouterr().out
 
 
 def test_a_run_that_exists_gets_the_proof_in_its_report(command, tmp_path):

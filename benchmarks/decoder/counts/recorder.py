@@ -129,10 +129,19 @@ class ForwardRecorder:
         phase: Phase = "prefill" if isinstance(wanted, torch.Tensor) and wanted.shape[1] == 0 else role
         shape = (role, original.__name__, *shape_of(given))
         if shape not in self.shapes:
-            self.shapes[shape] = Recorded(phase, lambda _: original(*args, **kwargs))
+            self.shapes[shape] = Recorded(phase, lambda _: _again(model, given, lambda: original(*args, **kwargs)))
         self.shapes[shape].count += 1
         self.forwards[phase, role, size_of(given)] += 1
         return original(*args, **kwargs)
+
+
+def _again(model: LanguageModel, given: Mapping[str, Any], forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Run a forward once more, with any states behind the tokens that its rows had: their own may be forgotten."""
+    starts = given.get("starts", ())
+    for slot, start in zip(given.get("slots") or range(len(starts)), starts, strict=True):
+        assert model.cache is not None, "it was used in the forward"
+        model.cache.pretend(slot, start)
+    return forward()
 
 
 def size_of(arguments: Mapping[str, Any]) -> Forward:

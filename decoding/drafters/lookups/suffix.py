@@ -55,7 +55,7 @@ class SuffixDrafter(LookupDrafter):
         self._numbers = WeakKeyDictionary[Sequence, int]()  # a row that comes back after it lost its slot keeps its own
 
     def admit(self, slots: Seq[int], sequences: Seq[Sequence]) -> None:
-        """Note each new row, to learn its prompt, and the output that it has already."""
+        """Take in rows, to learn their prompts, and the outputs that they have already, with the next lookup."""
         super().admit(slots, sequences)
         for slot, sequence in zip(slots, sequences, strict=True):
             writer = self._writers.get(slot)
