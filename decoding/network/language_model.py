@@ -133,7 +133,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
     ) -> Iterator[list[Piece]]:
         attends_in_place = self.fused is not None and self.fused.attends_in_place
         may_join = partial(may_join_batch, packs_rows=self.packs_rows, attends_in_place=attends_in_place)
-        return batches(slots, token_ids, starts, may_join, is_on_cpu=self.device.type == "cpu")
+        is_on_cpu = self.device.type == "cpu" and not (self.fused is not None and self.fused.is_on_gpu)
+        return batches(slots, token_ids, starts, may_join, is_on_cpu=is_on_cpu)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:
         """Return what stretches ask for, as `Target.logprobs` says, in the forwards of `batches`.
