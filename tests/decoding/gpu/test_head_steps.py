@@ -34,7 +34,7 @@ def test_a_round_that_is_dropped_leaves_the_pairs_of_the_one_before(most_drafted
 
 @pytest.mark.parametrize("moves_early", [True, False])
 def test_a_row_that_leaves_its_slot_keeps_its_features_when_another_row_runs_there(moves_early):
-    """It moves while its round is under way, or once that has been read, and may have finished."""
+    """Both while its round is under way, and once that has been read: the row may have finished then."""
     drafter = Eagle3Drafter(random_head(head_config())[0], 2, 64)
     steps, row = HeadSteps(drafter, 2, 1), Sequence.create(list(range(9)), SamplingParams())
     features_BJH, tokens_BJ = torch.randn(1, 2, drafter.head.hidden_size), torch.zeros(1, 2, dtype=torch.int64)
