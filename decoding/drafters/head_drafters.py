@@ -30,7 +30,6 @@ _Piece = tuple[int, torch.Tensor]  # features [N, H] of consecutive positions of
 class _Left(NamedTuple):
     """The features that a round on the device has left there, of the pairs that the head has not read."""
 
-    place: int  # the slot that the row had then
     start: int
     end: int
     lines: Callable[[], torch.Tensor]  # copies them, [N, H]
@@ -84,9 +83,11 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self._rows.update(zip(slots, sequences, strict=True))
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange keys and values, and what is held."""
+        """Exchange keys and values, and what is held; what is left on the device is copied, since it stays there."""
         super().swap(first, second)
-        for table in (self._held, self._left, self._rows):
+        for slot in (first, second):
+            self._pieces(slot)
+        for table in (self._held, self._rows):
             swap_entries(table, first, second)
 
     def reset(self, slot: int) -> None:
@@ -107,19 +108,22 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         ]
         return levels, self._features(last)
 
-    def leave(self, slot: int, place: int, start: int, end: int, lines: Callable[[], torch.Tensor]) -> None:
-        """Record that the device has read the pairs up to `start`, and has the others in slot `place`.
+    def leave(self, slot: int, start: int, end: int, lines: Callable[[], torch.Tensor], *, in_place: bool) -> None:
+        """Record that the device has read a row's pairs up to `start`, and has features of the others, up to `end`.
 
-        `lines` copies their features, which end at `end`.
+        `lines` copies these when they are needed, if the row is still `in_place`; else at once: another row writes
+        there.
         """
         self._drop(slot)
         self.slots.num_known[slot] = start
-        self._left[slot] = _Left(place, start, end, lines)
+        self._left[slot] = _Left(start, end, lines)
+        if not in_place:
+            self._pieces(slot)
 
     def first_left(self, slot: int, row: Sequence) -> int | None:
         """Return the first pair of a row that is not read, if all such pairs are on the device, in the same slot."""
         left = self._left.get(slot)
-        return left.start if left is not None and (left.place, left.end) == (slot, len(row) - 1) else None
+        return left.start if left is not None and left.end == len(row) - 1 else None
 
     def _limits(self, rows: Rows) -> list[int]:
         """Return how many tokens each row may draft; one that lacks pairs drafts none, nor does a row of one token."""

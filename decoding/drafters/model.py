@@ -67,8 +67,11 @@ class ModelDrafter(StepwiseDrafter):
 
         A text in other tokens has other positions, and gets pages as it is read.
         """
-        first = max(0, min(first, self.slots.num_known[slot]) - 1)
-        return self.vocabulary.is_mapped or self.slots.cache.reserve(slot, first, end)
+        if self.vocabulary.is_mapped:
+            return True
+        known = self.slots.num_known
+        first, known[slot] = max(0, min(first, known[slot]) - 1), min(known[slot], end)
+        return self.slots.cache.reserve(slot, first, end)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         """Read what the slots lack of these tokens, unless drafts are rare now: then the next draft reads them."""

@@ -10,7 +10,7 @@ Shapes: B rows, K drafted tokens, J = K + 1 positions, P = B x J, V vocabulary; 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import torch
 
@@ -104,11 +104,13 @@ class LineLogprobs:
         """Yield each asking row and its log-probabilities, given the lines on the host and each row's tokens."""
         sizes = [self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()]
         for (number, num_top), block_BC in zip(self.num_top.items(), torch.split(lines_BC, sizes, dim=1), strict=True):
-            for row, (wanted, count) in enumerate(zip(self._num_logprobs, num_tokens, strict=True)):
-                if wanted == number:
-                    places_JC = block_BC[row].view(self._num_positions, -1)[:count]
-                    chosen_J1, values_JT, ids_JT = torch.split(places_JC, [1, num_top, num_top], dim=1)
-                    yield row, _listed(chosen_J1[:, 0], values_JT, ids_JT)
+            rows = [row for row, wanted in enumerate(self._num_logprobs) if wanted == number]
+            places_M = [row * self._num_positions + place for row in rows for place in range(num_tokens[row])]
+            lines_PC = block_BC.reshape(len(num_tokens) * self._num_positions, -1)
+            chosen_M1, values_MT, ids_MT = torch.split(lines_PC[places_M], [1, num_top, num_top], dim=1)
+            found = iter(_listed(chosen_M1[:, 0], values_MT, ids_MT))
+            for row in rows:
+                yield row, list(islice(found, num_tokens[row]))
 
 
 def _listed(chosen_M: torch.Tensor, values_MT: torch.Tensor, ids_MT: torch.Tensor) -> list[TokenLogprobs]:

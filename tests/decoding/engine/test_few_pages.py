@@ -9,6 +9,7 @@ import torch
 from decoding.cache import paged_cache
 from decoding.cache.kv_cache import SlotLayer
 from decoding.cache.paged_cache import PagedCache
+from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds import room
 from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import engine_by, numbered, random_prompts
@@ -91,3 +92,15 @@ def expected(models) -> list[list[int]]:
 def test_the_text_is_that_of_slots_with_many_pages_and_with_few(models, expected, given_way, kind, tokens_per_slot):
     assert texts(models, kind, tokens_per_slot) == expected
     assert bool(given_way) == (tokens_per_slot is not None)
+
+
+def test_a_row_whose_pages_a_draft_has_given_back_lends_no_prefix(models, given_way):
+    """It may give them back while another row that begins like it gets its slot."""
+    drafter = ModelDrafter(models.good_draft, models.target.vocab_size, 2, 64)
+    assert drafter.reserve(1, 0, 48)
+    drafter.prefill([1], [TEMPLATE])
+    drafter.begin(0, 1, PAGE)
+    assert drafter.slots.num_known == [PAGE, len(TEMPLATE)]
+    assert drafter.reserve(1, 0, 0)
+    drafter.begin(0, 1, PAGE)
+    assert drafter.slots.num_known == [0, 0]

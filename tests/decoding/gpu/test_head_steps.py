@@ -1,4 +1,4 @@
-"""What a round on the device leaves of a head's pairs is there when the next round has been started, and dropped."""
+"""What a round on the device leaves of a head's pairs is there when later rounds have been started, and dropped."""
 
 import pytest
 import torch
@@ -30,3 +30,23 @@ def test_a_round_that_is_dropped_leaves_the_pairs_of_the_one_before(most_drafted
         assert start == len(rows[slot]) - 1
         assert torch.equal(lines_NH, features_BJH[slot, : accepted + 1])
     assert not steps._lines_SRH[2].any()
+
+
+@pytest.mark.parametrize("moves_early", [True, False])
+def test_a_row_that_leaves_its_slot_keeps_its_features_when_another_row_runs_there(moves_early):
+    """Both while its round is under way, and once that has been read: the row may have finished then."""
+    drafter = Eagle3Drafter(random_head(head_config())[0], 2, 64)
+    steps, row = HeadSteps(drafter, 2, 1), Sequence.create(list(range(9)), SamplingParams())
+    features_BJH, tokens_BJ = torch.randn(1, 2, drafter.head.hidden_size), torch.zeros(1, 2, dtype=torch.int64)
+    verdict = RowVerdict(1, 0, 0, True, 1, [], [])
+    steps.keep(RowsNow(torch.tensor([len(row)]), tokens_BJ, torch.tensor([True])), features_BJH, tokens_BJ)
+    if not moves_early:
+        steps.note(0, 0, row, verdict, 1)
+    drafter.swap(0, 1)
+    if moves_early:
+        steps.note(1, 0, row, verdict, 1)
+    steps.keep(RowsNow(torch.tensor([len(row)]), tokens_BJ, torch.tensor([True])), -features_BJH, tokens_BJ)
+    ((start, lines_NH),) = drafter._pieces(1)
+    assert start == len(row) - 1
+    assert torch.equal(lines_NH, features_BJH[0])
+    assert not drafter._pieces(0)

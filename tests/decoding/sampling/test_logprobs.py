@@ -7,7 +7,7 @@ import torch
 
 from decoding.sampling import logprobs
 from decoding.sampling.judging import send
-from decoding.sampling.verdicts import Draft, Verdicts
+from decoding.sampling.verdicts import Draft, SentVerdicts, Verdicts
 from decoding.sequence import TokenLogprobs
 from tests.decoding.gpu.operations import Operations
 
@@ -34,13 +34,23 @@ def _expected(logits_V: torch.Tensor, token_id: int, num_top: int) -> TokenLogpr
     return TokenLogprobs(logprobs_V[token_id].item(), tuple(pairs))
 
 
-@pytest.mark.parametrize("is_on_gpu", [False, True], ids=["as a CPU", "as a GPU"])
-def test_the_logprobs_of_a_round_are_those_of_each_token_by_itself(monkeypatch, is_on_gpu):
-    monkeypatch.setattr(logprobs, "_knows_counts", lambda device: not is_on_gpu)
+def _as_recorded(verdict: Verdicts, draft: Draft, logits_BJV: torch.Tensor, asked: list[int | None]) -> SentVerdicts:
+    """Send all rows' numbers in the lines of their verdicts."""
+    (_, num_positions, vocab_size), drafted_BK = logits_BJV.shape, draft.token_ids_BK
+    lines = logprobs.LineLogprobs(asked, num_positions, vocab_size)
+    written_BJ = logprobs.written(verdict.num_accepted_B, verdict.next_token_B, drafted_BK, vocab_size)
+    columns_BC = verdict.columns(drafted_BK, draft.num_draft_tokens_B)
+    return SentVerdicts(torch.cat((columns_BC, *lines.lines(written_BJ, logits_BJV)), dim=1), lines)
+
+
+@pytest.mark.parametrize("kind", ["a CPU", "a GPU", "a recording"])
+def test_the_logprobs_of_a_round_are_those_of_each_token_by_itself(monkeypatch, kind):
+    send_as = _as_recorded if kind == "a recording" else send
+    monkeypatch.setattr(logprobs, "_knows_counts", lambda device: kind == "a CPU")
     monkeypatch.setattr(logprobs, "_AT_ONCE_ON_GPU", 7000)
     for seed in range(30):
         verdict, draft, logits_BJV, asked = _round(seed, 1 + seed % 6)
-        for row, found in enumerate(send(verdict, draft, logits_BJV, asked).result()):
+        for row, found in enumerate(send_as(verdict, draft, logits_BJV, asked).result()):
             assert found.num_accepted == verdict.num_accepted_B[row]
             assert found.next_token == verdict.next_token_B[row]
             assert found.draft_token_ids == draft.token_ids_BK[row].tolist()

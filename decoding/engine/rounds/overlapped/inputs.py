@@ -77,6 +77,8 @@ class InputBuffers:
             num_columns = table.columns_BC.shape[1]
             own_BC[:, :num_columns].copy_(table.columns_BC)
             own_BC[:, num_columns:] = -1  # no stop id
+            # Padding has what other rows had: with penalties it would read counts, which may not be there.
+            self.columns_BC[len(own_BC) :, Column.USES_COUNTS] = 0
             self._table = table
 
 

@@ -212,7 +212,7 @@ class HeadSteps(DraftSteps):
 
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         start, end = len(row) - 1, len(row) + verdict.num_accepted
-        self._drafter.leave(slot, place, start, end, partial(self._left, place, start, end))
+        self._drafter.leave(slot, start, end, partial(self._left, place, start, end), in_place=slot == place)
 
     def _left(self, place: int, start: int, end: int) -> torch.Tensor:
         at_N = torch.arange(start, end, device=self._head.device) % self._size
