@@ -85,10 +85,8 @@ class LineLogprobs:
         self._num_logprobs, self._num_positions = num_logprobs, num_positions
         asked = {number for number in num_logprobs if number is not None}
         self.num_top = {number: min(number, vocab_size) for number in sorted(asked)}
-
-    @property
-    def num_columns(self) -> int:
-        return sum(self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values())
+        self._sizes = [num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()]  # columns of a line
+        self.num_columns = sum(self._sizes)
 
     def lines(self, written_BJ: torch.Tensor, logits_BJV: torch.Tensor) -> list[torch.Tensor]:
         """Compute the log-probabilities of what was `written`; return the columns [B, ...] of the lines."""
@@ -102,8 +100,8 @@ class LineLogprobs:
 
     def of_rows(self, lines_BC: torch.Tensor, num_tokens: Seq[int]) -> Iterator[tuple[int, list[TokenLogprobs]]]:
         """Yield each asking row and its log-probabilities, given the lines on the host and each row's tokens."""
-        sizes = [self._num_positions * (1 + 2 * num_top) for num_top in self.num_top.values()]
-        for (number, num_top), block_BC in zip(self.num_top.items(), torch.split(lines_BC, sizes, dim=1), strict=True):
+        blocks = torch.split(lines_BC, self._sizes, dim=1)
+        for (number, num_top), block_BC in zip(self.num_top.items(), blocks, strict=True):
             rows = [row for row, wanted in enumerate(self._num_logprobs) if wanted == number]
             places_M = [row * self._num_positions + place for row in rows for place in range(num_tokens[row])]
             lines_PC = block_BC.reshape(len(num_tokens) * self._num_positions, -1)

@@ -95,7 +95,7 @@ def test_the_text_is_that_of_slots_with_many_pages_and_with_few(models, expected
 
 
 def test_a_row_whose_pages_a_draft_has_given_back_lends_no_prefix(models, given_way):
-    """It may give them back while another row that begins like it gets its slot."""
+    """A draft may give them back while another row that begins like it gets its slot."""
     drafter = ModelDrafter(models.good_draft, models.target.vocab_size, 2, 64)
     assert drafter.reserve(1, 0, 48)
     drafter.prefill([1], [TEMPLATE])
