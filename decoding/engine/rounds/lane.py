@@ -65,7 +65,6 @@ class Lane:
         room = Room(target, drafter, num_slots, waiting, num_ahead=2 * (1 + schedule.ceiling))
         self.admission = Admission(target, drafter, room, max_prefill_tokens)
         target.allocate(num_slots, max_model_len, schedule.ceiling)
-        self._cache = target.cache
         target.hand_out(drafter.tap)
         if target.cache is not None and target.cache.has_states:
             for each in schedules:
@@ -79,11 +78,6 @@ class Lane:
 
         Rows are admitted as long as no more than `max_rows` are in flight.
         """
-        if self.target.cache is not self._cache:
-            raise RuntimeError(
-                "another engine has taken the slots of this one's target; give each engine a target of its own over "
-                "the same weights (Target.share)"
-            )
         self._max_rows = max_rows
         if self._turns is None:
             self._turns = self._work()
@@ -116,7 +110,6 @@ class Lane:
         self.clear()
         self._forget_caches()
         self.target.allocate(self._num_slots, self._max_model_len, self.schedule.ceiling)
-        self._cache = self.target.cache
 
     def renew_draft(self) -> None:
         """Begin anew with a draft that has other weights: what was learned of the earlier one is forgotten.

@@ -32,14 +32,6 @@ def test_without_options_the_draft_model_drafts_if_there_is_one(folders):
     assert isinstance(Engine.load(folders.target, device="cpu").lanes[0].drafter, NoDrafter)
 
 
-def test_an_engine_whose_slots_another_one_has_taken_says_so_instead_of_reading_what_is_in_them(models):
-    first = engine_over(models.target, num_slots=1)
-    run(first, numbered(PROMPTS, max_tokens=2))
-    run(engine_over(models.target, num_slots=1), numbered(PROMPTS, max_tokens=2))
-    with pytest.raises(RuntimeError, match="another engine has taken the slots of this one's target"):
-        run(first, numbered(PROMPTS, max_tokens=2))
-
-
 @pytest.mark.parametrize("drafter", NEED_A_MODEL)
 def test_a_drafter_that_needs_a_draft_model_is_refused_without_one(folders, drafter):
     with pytest.raises(ValueError, match=rf"engine\.drafter is '{drafter}', but no draft model"):
