@@ -152,11 +152,11 @@ def load_parts(
             draft_model = _load_head(draft, target_model, target, options)
         else:
             model = _load_draft_model(draft, target_model, options, max_model_len, device, dtype)
+            model.tokens_per_slot = None if draft_vocabulary == "map" else options.tokens_per_slot
             if draft_vocabulary == "map":
                 draft_model = _map_draft(model, draft, target_model, target)
             else:
                 check_same_vocabulary(target, draft, target_model.vocab_size, model.vocab_size)
-                model.tokens_per_slot = options.tokens_per_slot
                 draft_model = model
     most_lanes = num_lanes if isinstance(target_model, LocalTarget) else MOST_LANES
     num_lanes, most_lanes = _lanes(options, num_lanes, most_lanes)

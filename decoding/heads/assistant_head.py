@@ -130,6 +130,7 @@ class Sight:
         if self._is_on_gpu:
             from decoding.gpu.attention import TokenRows  # Triton is only where the kernels run
 
+            cache.send_table()  # rows may have changed their slots since the target's last forward
             slots_N = to_device(self.slots, device)
             slots_N = slots_N if cache.places_S is None else cache.places_S[slots_N]
             self._rows = TokenRows(
