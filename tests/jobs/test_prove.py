@@ -33,13 +33,13 @@ def test_every_drafter_and_temperature_is_compared_and_the_result_is_written(com
     assert not (tmp_path / "out").exists(), "a proof writes no run"
 
 
-@pytest.mark.usefixtures("lenient_verifier")
 def test_a_dry_run_says_what_would_be_compared_and_loads_no_model(command, capsys, monkeypatch):
     monkeypatch.setattr("jobs.work.proof.Proof", None)
     assert prove.main([*command, "--dry-run", "--prove.drafters=ngram"]) == 0
     assert "with the target alone, then with ngram in" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("lenient_verifier")
 def test_a_verifier_that_accepts_what_it_must_not_is_found_out(command, capsys):
     assert prove.main([*command, "--prove.drafters=ngram", "--sampling.temperature=0"]) == 1
     printed = capsys.readouterr().out
