@@ -45,7 +45,7 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         if models.device == "cuda" and not is_apart and not why_not_fused(model, "cuda"):
             recorded, logits = _recorded(settings, model, length)
             found = replace(found, recorded=recorded, logits_per_slot=logits, has_pages=True)
-            if model == models.target or models.draft_vocabulary == "same":
+            if model == models.target or not (models.draft_vocabulary == "map" or settings.has_draft_actors):
                 found = replace(found, tokens_per_slot=engine.tokens_per_slot)
         if not _codes_run(settings, model):
             return found

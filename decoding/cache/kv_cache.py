@@ -76,6 +76,7 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
 
         With `is_exact` no position behind that end is visible, so that the only row's length is the visible one.
         """
+        self.send_table()
         slots = torch.arange(len(positions_BT), device=positions_BT.device) if slots_B is None else slots_B
         if self.places_S is not None:
             slots = self.places_S[slots]

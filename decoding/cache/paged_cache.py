@@ -16,7 +16,6 @@ import torch
 
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.pages import PAGE, NoPageError, Pages, blocks_of, num_pages_for
-from decoding.cache.plan import Packing, Plan
 from decoding.device import to_device
 
 _BYTES_AT_ONCE = 32 << 10  # a longer copy from the host's memory might wait for the device
@@ -40,17 +39,6 @@ class PagedCache(KVCache):
         self.block_shape = 1 + num_pages, PAGE
         self._num_columns = num_positions // PAGE + 1  # past the end, too
         self.pages_SC = torch.zeros(num_slots, self._num_columns, dtype=torch.int32, device=device)
-
-    def plan(
-        self,
-        slots_B: torch.Tensor | None,
-        positions_BT: torch.Tensor,
-        longest: int,
-        packing: Packing | None,
-        is_exact: bool = False,
-    ) -> Plan:
-        self.send_table()
-        return super().plan(slots_B, positions_BT, longest, packing, is_exact)
 
     def reserve(self, slot: int, first: int, end: int) -> bool:
         copies = self.pages.reserve(slot, first, min(end, self.num_positions))
@@ -88,8 +76,7 @@ class PagedCache(KVCache):
         return not found or bool(torch.stack(found).isfinite().all())
 
     def zero(self, slot: int) -> None:
-        """Let a row have all of its pages alone. It reads none that it has not written, so nothing need be cleared."""
-        self.hold([slot], [0], [0])
+        """Do nothing: no row reads what it has not written, and `hold` gives it pages of its own before it writes."""
 
     @property
     def hides_unwritten(self) -> bool:

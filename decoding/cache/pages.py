@@ -59,6 +59,7 @@ class Pages:
         Neither may write there: `reserve` comes before the target's next position is written.
         """
         pages = self._of_slots[source][: -(-length // self.size)]
+        assert len(pages) * self.size >= length, "the source has what is shared"
         for page in pages:
             self._num_users[page] += 1
         self._give_back(target, 0)

@@ -142,13 +142,14 @@ class ModelDrafter(StepwiseDrafter):
             self._known(text[start : min(start + count, end)])
             for text, start, count, end in zip(texts, starts, counts, ends, strict=True)
         ]
-        for slot, start, chunk in zip(slots, starts, reading, strict=True):
-            num_known[slot] = max(num_known[slot], start + len(chunk))
         tokens_NT = to_device([row + [0] * (width - len(row)) for row in reading], self.model.device)
         lengths = [max(1, len(row)) for row in reading]  # a row that does not draft may have no text yet
         last_N1 = to_device([[length - 1] for length in lengths], self.model.device)
         packed = None if is_rectangle else lengths
-        return self.vocabulary.to_target(self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed))
+        logits_N1D = self.model.forward(starts, tokens_NT, last_N1, slots=slots, lengths=packed)
+        for slot, start, chunk in zip(slots, starts, reading, strict=True):  # not before: it may find no page
+            num_known[slot] = max(num_known[slot], start + len(chunk))
+        return self.vocabulary.to_target(logits_N1D)
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:
         starts = [max(0, len(self._texts[slot]) + step - 1) for slot in slots]

@@ -130,6 +130,9 @@ def load_parts(
     _refuse_unfused(target_model, target, options)
     if isinstance(target_model, LanguageModel):
         target_model.tokens_per_slot = options.tokens_per_slot
+    is_paged = isinstance(target_model, LanguageModel) and target_model.has_pages
+    if options.tokens_per_slot is not None and not is_paged:
+        _log.warning("engine.tokens_per_slot has no effect: %r has no pages on %s", target, target_model.runs_on)
     if target_model.is_batch_invariant:
         _log.info("our kernels run %r: its logits are the same, bit for bit, in any batch", target)
     elif options.exact == "on":

@@ -67,6 +67,11 @@ class EngineOptions:
             value = self.slots if name == "num_slots" else getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"engine.{name} must be at least {least}, got {value}")
+        if self.max_model_len is not None and (self.tokens_per_slot or 0) > self.max_model_len:
+            raise ValueError(
+                f"engine.tokens_per_slot is {self.tokens_per_slot}, more than a row may have (engine.max_model_len is "
+                f"{self.max_model_len}); lower it, or leave it out: then each slot has memory for a whole row"
+            )
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ValueError(f"engine.num_speculative_tokens must be 1 to 64, got {self.num_speculative_tokens}")
         if self.verification not in get_args(Verification):

@@ -100,9 +100,8 @@ def attend(
     """Return the attention's output [N, Q, D] for queries whose keys and values are stored already.
 
     `keys_SHPD` and `values_SHPD` may lie in memory in any order whose last dimension is contiguous; with a table of
-    pages, S are pages. `mask_BTL` (bool)
-    replaces the rule of causal, sliding and segmented attention; `sinks_Q` are logits of a sink for each query head.
-    Lines of padding (tokens of no row) are undefined.
+    pages, S are pages. `mask_BTL` (bool) replaces the rule of causal, sliding and segmented attention; `sinks_Q` are
+    logits of a sink for each query head. Lines of padding (tokens of no row) are undefined.
     """
     num_tokens, num_query_heads, head_size = query_NQD.shape
     num_kv_heads = keys_SHPD.shape[1]

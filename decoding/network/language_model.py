@@ -86,10 +86,15 @@ class LanguageModel(SlotNetwork, LocalTarget):
             self.graphs.forget()
         self.tap = tap
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether its rows have pages of keys and values: our GPU kernels, or their interpreter, run its layers."""
+        return self.fused is not None and self.fused.is_on_gpu
+
     def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None:
         if self.graphs is not None:  # recordings have the addresses of the earlier cache
             self.graphs.forget()
-        if self.fused is not None and self.fused.is_on_gpu:
+        if self.has_pages:
             self.cache = PagedCache(num_slots, num_positions, self.device, self.tokens_per_slot)
         else:
             self.cache = self.new_cache(num_slots, num_positions, num_draft_tokens)
@@ -133,7 +138,7 @@ class LanguageModel(SlotNetwork, LocalTarget):
     ) -> Iterator[list[Piece]]:
         attends_in_place = self.fused is not None and self.fused.attends_in_place
         may_join = partial(may_join_batch, packs_rows=self.packs_rows, attends_in_place=attends_in_place)
-        is_on_cpu = self.device.type == "cpu" and not (self.fused is not None and self.fused.is_on_gpu)
+        is_on_cpu = self.device.type == "cpu" and not self.has_pages  # Triton's interpreter reads as a GPU does
         return batches(slots, token_ids, starts, may_join, is_on_cpu=is_on_cpu)
 
     def logprobs(self, stretches: Seq[Stretch]) -> list[list[TokenLogprobs]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
 
@@ -17,6 +18,7 @@ from decoding.choices import DRAFTERS, NEED_A_HEAD, DrafterName, DType
 from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.making import make_drafter
+from decoding.engine.rounds import room
 from decoding.grammar.grammars import Grammars
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import FixedSchedule
@@ -183,6 +185,19 @@ def engine_by(models: object, kind: str, **options: object) -> Engine:
     is_model = kind.endswith("_draft")
     draft = getattr(models, kind if is_model else "good_draft")
     return engine_over(models.target, draft, "model" if is_model else kind, **options)
+
+
+def slots_that_give_way(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slots of rows in flight that give way because no page is free, from now on."""
+    empty, slots = room.Room.empty, list[int]()
+
+    def noted(self: room.Room, slot: int) -> None:
+        resident = self.residents[slot]
+        slots.extend([slot] * (resident is not None and not resident.sequence.is_finished))
+        empty(self, slot)
+
+    monkeypatch.setattr(room.Room, "empty", noted)
+    return slots
 
 
 def numbered(prompts: Seq[Seq[int]], each: Iterable[dict] | None = None, **params: object) -> list[Sequence]:

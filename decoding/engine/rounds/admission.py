@@ -228,7 +228,8 @@ class Admission:
         return grants(reading, followers, self._drafter.num_read_again, budget)
 
     def _read(self, granted: dict[int, int]) -> None:
-        slots, chunks, starts, heads, scored = [], [], [], [], list[tuple[Resident, Stretch]]()
+        reading, slots, chunks, starts, heads = list[Resident](), [], [], [], []
+        scored = list[tuple[Resident, Stretch]]()
         for slot, num_tokens in granted.items():
             resident = self._residents[slot]
             assert resident is not None
@@ -237,13 +238,15 @@ class Admission:
                 end = max(end, row.asked.num_known)  # all at once: the slots may be lost again and again
                 scored.append((resident, Stretch.of_row(row, slot, start, end)))
             else:
+                reading.append(resident)
                 slots.append(slot)
                 starts.append(start)
                 chunks.append(row.token_ids[start:end])
                 heads.append(row.token_ids[:end])
-            resident.num_filled = end
         if slots:
             self._target.prefill(slots, chunks, starts)
+            for resident, head in zip(reading, heads, strict=True):  # not before: a forward may find no page
+                resident.num_filled = len(head)
             self.reader.prefill(slots, heads)
         if scored:
             self._score(scored)
@@ -255,8 +258,8 @@ class Admission:
             found = self._target.logprobs([stretch for _, stretch in rows])
         finally:
             self._target.tap = tap
-        for (resident, _), logprobs in zip(rows, found, strict=True):
-            sequence = resident.sequence
+        for (resident, stretch), logprobs in zip(rows, found, strict=True):
+            sequence, resident.num_filled = resident.sequence, stretch.start + len(stretch.token_ids)
             assert sequence.asked is not None
             if not sequence.asked.take(logprobs):
                 self.forget({sequence})

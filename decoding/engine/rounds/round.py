@@ -112,8 +112,12 @@ class Rounds:
         return is_asked or must_wait
 
     def _apply(self, started: Started, decided: list[Decided]) -> None:
-        """Commit what a round has decided, and learn from it."""
-        for slot, sequence, verdict in decided:
+        """Commit what a round has decided, and learn from it.
+
+        Rows whose logits are not finite come last: they are read again, for which no page may be free, and the others
+        must go on even if that happens in each round.
+        """
+        for slot, sequence, verdict in sorted(decided, key=lambda each: not each[2].is_finite):
             self.commits.commit(slot, sequence, verdict)
             if sequence.finish_reason is not None:
                 self._finished.append(sequence)

@@ -61,6 +61,16 @@ def test_more_positions_than_the_target_sees_are_refused(folders):
         Engine.load(folders.target, options=options, device="cpu")
 
 
+def test_rows_that_are_longer_on_average_than_at_most_are_refused():
+    with pytest.raises(ValueError, match=r"engine\.tokens_per_slot is 65, more than a row may have .*lower it"):
+        EngineOptions(tokens_per_slot=65, max_model_len=64)
+
+
+def test_a_mean_length_is_said_to_have_no_effect_where_rows_have_no_pages(folders, caplog):
+    Engine.load(folders.target, options=EngineOptions(tokens_per_slot=20), device="cpu")
+    assert "engine.tokens_per_slot has no effect" in caplog.text
+
+
 def test_the_context_is_the_targets_own_by_default(folders):
     assert Engine.load(folders.target, device="cpu").max_model_len == CONTEXT
 

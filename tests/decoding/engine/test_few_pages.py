@@ -11,8 +11,9 @@ from decoding.cache.kv_cache import SlotLayer
 from decoding.cache.paged_cache import PagedCache
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds import room
+from decoding.engine.scored_text import ScoredText
 from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import engine_by, numbered, random_prompts
+from tests.decoding.tiny import engine_by, numbered, random_prompts, slots_that_give_way
 
 PAGE = 16
 TEMPLATE, *ENDS = random_prompts((35, 9, 2, 20, 1, 6), seed=4)
@@ -51,33 +52,29 @@ def given_way(monkeypatch) -> list[int]:
     monkeypatch.setattr(LanguageModel, "allocate", allocate)
     monkeypatch.setattr(SlotLayer, "write", write)
     monkeypatch.setattr(SlotLayer, "_visible", visible)
-    empty, slots = room.Room.empty, []
-
-    def noted(self: room.Room, slot: int) -> None:
-        resident = self.residents[slot]
-        slots.extend([slot] * (resident is not None and not resident.sequence.is_finished))
-        empty(self, slot)
-
-    monkeypatch.setattr(room.Room, "empty", noted)
-    return slots
+    return slots_that_give_way(monkeypatch)
 
 
-def texts(models, kind: str, tokens_per_slot: int | None, **options) -> list[list[int]]:
+def texts(models, kind: str, tokens_per_slot: int | None, replace_every: int = 0, **options) -> list[list[int]]:
+    """The texts of an engine with such pages, whose draft's weights are replaced behind every so many steps."""
     models.target.tokens_per_slot = tokens_per_slot
     models.good_draft.tokens_per_slot = None if kind == "mapped" else tokens_per_slot  # as engines are loaded
-    engine, rows = (
-        engine_by(models, kind, **{"num_slots": 4, "max_prefill_tokens": 16} | options),
-        numbered(PROMPTS, **PARAMS),
-    )
-    list(engine.stream(rows))
+    engine = engine_by(models, kind, **{"num_slots": 4, "max_prefill_tokens": 16} | options)
+    rows, num_steps = numbered(PROMPTS, **PARAMS), 0
+    scored = [row for prompt in PROMPTS for row in engine.rows_of([ScoredText.whole([*prompt, 1, 2])])]
+    engine.submit(row for both in zip(rows, scored, strict=True) for row in both)
+    while engine.has_work:
+        engine.step()
+        num_steps += 1
+        if replace_every and num_steps % replace_every == 0:
+            engine.replace_draft(engine._live_weights().snapshot(), num_steps)
     for model in (models.target, models.good_draft):
         model.tokens_per_slot = None
     if isinstance(engine.target.cache, PagedCache):
-        pages = engine.target.cache.pages
-        assert (
-            len({page for slot in range(engine.options.slots) for page in pages[slot]}) + pages.num_free
-            == len(pages._num_users) - 1
-        )
+        pages, num_slots = engine.target.cache.pages, engine.options.slots
+        had = {page for slot in range(num_slots) for page in pages[slot]}
+        assert len(had) + pages.num_free == len(pages._num_users) - 1
+    assert all(len(row.asked.found) == len(row.token_ids) - 1 and not row.output_token_ids for row in scored)
     return [row.output_token_ids for row in rows]
 
 
@@ -85,6 +82,22 @@ def texts(models, kind: str, tokens_per_slot: int | None, **options) -> list[lis
 def expected(models) -> list[list[int]]:
     """Each text by itself, in slots."""
     return texts(models, "none", None, num_slots=1)
+
+
+@pytest.mark.parametrize("tokens_per_slot", [None, 34])
+def test_a_draft_that_must_read_shared_pages_anew_lets_rows_give_way(
+    models, expected, given_way, tokens_per_slot, monkeypatch
+):
+    """Its weights are replaced: what rows share is written by each of them, for which pages may be too few."""
+    give_way, num_lacks = room.Room.give_way, []
+
+    def noted(self: room.Room) -> None:
+        num_lacks.append(1)
+        give_way(self)
+
+    monkeypatch.setattr(room.Room, "give_way", noted)
+    assert texts(models, "good_draft", tokens_per_slot, replace_every=1) == expected
+    assert bool(num_lacks) == (tokens_per_slot is not None)
 
 
 @pytest.mark.parametrize("kind", ["none", "suffix", "good_draft", "mapped", "eagle3"])

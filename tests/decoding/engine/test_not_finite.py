@@ -5,7 +5,9 @@ import math
 import pytest
 
 from decoding import Sequence
+from decoding.cache.pages import NoPageError
 from decoding.choices import NEED_A_HEAD
+from decoding.engine.rounds.commits import Commits
 from tests.decoding import tiny
 from tests.decoding.tiny import (
     EVERY_DRAFTER,
@@ -57,6 +59,18 @@ def test_a_draft_that_is_not_finite_costs_its_row_the_draft_and_nothing_else(tri
             check_counts(sequence)
             is_poisoned = POISON in sequence.prompt_token_ids
             assert (sequence.num_draft_tokens == 0) if is_poisoned else (sequence.num_accepted_tokens > 0)
+
+
+def test_rows_go_on_beside_one_that_is_not_finite_and_finds_no_page_to_be_read_again(trio, monkeypatch):
+    def finds_no_page(*_: object) -> None:
+        raise NoPageError
+
+    monkeypatch.setattr(Commits, "_score_again", finds_no_page)
+    engine, rows = engine_by(trio, "none", num_slots=3), numbered([[POISON, 1, 2], [3, 4], [5, 6]], max_tokens=4)
+    engine.submit(rows)
+    for _ in range(12):
+        engine.step()
+    assert [row.is_finished for row in rows] == [False, True, True]
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 8])

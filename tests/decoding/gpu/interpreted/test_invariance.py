@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from decoding import Engine, EngineOptions, SamplingParams
-from decoding.cache import prefill
 from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu import attention, linear
 from decoding.network import invariance
@@ -211,7 +210,6 @@ def whole_measurement(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(attention, "kernels", found.attention)
     monkeypatch.setattr(attention, "split_heads", Launches())
     monkeypatch.setattr(linear, "rms_norm", lambda x_NE, *_: x_NE)
-    monkeypatch.setattr(prefill, "CPU_PREFILL_TOKENS", prefill.PREFILL_TOKENS)  # as a GPU reads prompts
     monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     attend = attention.attend

@@ -19,7 +19,7 @@ from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu import attention
 from decoding.network.language_model import LanguageModel
-from tests.decoding.tiny import build, engine_over, llama_config, noised, random_prompts
+from tests.decoding.tiny import build, engine_over, llama_config, noised, random_prompts, slots_that_give_way
 
 PAGE, NUM_SLOTS, NUM_POSITIONS = 16, 4, 70
 A, B, C, D = random_prompts((37, 5, 41, 20), seed=2)
@@ -56,15 +56,7 @@ def sped_up(network: PreTrainedModel) -> LanguageModel:
 @pytest.fixture
 def given_way(monkeypatch) -> list[int]:
     """The slots of rows in flight that give way, from now on."""
-    empty, slots = room.Room.empty, []
-
-    def noted(self: room.Room, slot: int) -> None:
-        resident = self.residents[slot]
-        slots.extend([slot] * (resident is not None and not resident.sequence.is_finished))
-        empty(self, slot)
-
-    monkeypatch.setattr(room.Room, "empty", noted)
-    return slots
+    return slots_that_give_way(monkeypatch)
 
 
 def shuffled(tokens_per_slot: int | None = None) -> PagedCache:
