@@ -56,7 +56,7 @@ def given_way(monkeypatch) -> list[int]:
 
 
 def texts(models, kind: str, tokens_per_slot: int | None, replace_every: int = 0, **options) -> list[list[int]]:
-    """The texts of an engine with such pages, whose draft's weights are replaced behind every so many steps."""
+    """The texts of an engine with such pages; the weights of its draft are replaced after `replace_every` steps."""
     models.target.tokens_per_slot = tokens_per_slot
     models.good_draft.tokens_per_slot = None if kind == "mapped" else tokens_per_slot  # as engines are loaded
     engine = engine_by(models, kind, **{"num_slots": 4, "max_prefill_tokens": 16} | options)
@@ -88,7 +88,7 @@ def expected(models) -> list[list[int]]:
 def test_a_draft_that_must_read_shared_pages_anew_lets_rows_give_way(
     models, expected, given_way, tokens_per_slot, monkeypatch
 ):
-    """Its weights are replaced: what rows share is written by each of them, for which pages may be too few."""
+    """The weights of the draft are replaced: what rows share is written by each of them, for which pages may be too few."""
     give_way, num_lacks = room.Room.give_way, []
 
     def noted(self: room.Room) -> None:
