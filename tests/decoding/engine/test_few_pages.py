@@ -88,7 +88,7 @@ def expected(models) -> list[list[int]]:
 def test_a_draft_that_must_read_shared_pages_anew_lets_rows_give_way(
     models, expected, given_way, tokens_per_slot, monkeypatch
 ):
-    """The weights of the draft are replaced: what rows share is written by each of them, for which pages may be too few."""
+    """The weights of the draft are replaced: each row writes anew what rows share, for which pages may be too few."""
     give_way, num_lacks = room.Room.give_way, []
 
     def noted(self: room.Room) -> None:
