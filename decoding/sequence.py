@@ -190,6 +190,10 @@ class Sequence:
         return self._token_ids
 
     @property
+    def newest_token(self) -> int:
+        return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
+
+    @property
     def num_remaining_tokens(self) -> int:
         return self.max_tokens - len(self.output_token_ids)
 

@@ -15,6 +15,8 @@ class RemoteSlots:
         self._pipeline, self._session, self._states = pipeline, session, states
         self._changes: list[Change] = []
 
+    is_paged = False  # each slot of a stage has memory for all of its positions
+
     @property
     def has_states(self) -> bool:
         return self._states is not None
@@ -29,7 +31,7 @@ class RemoteSlots:
                 self._states.extend(slot, start, length, keeps_each=not work.is_prompt)
 
     def reserve(self, slot: int, first: int, end: int) -> bool:
-        return True  # each slot of a stage has memory for all of its positions
+        return True
 
     def copy(self, source: int, target: int, length: int) -> None:
         if self._states is not None:

@@ -107,6 +107,11 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
         """Read and write by this plan from now on."""
         self._plan = plan
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether rows have memory only as far as that is reserved."""
+        return self.pages_SC is not None
+
     def reserve(self, slot: int, first: int, end: int) -> bool:
         """Take care that a row may write its positions from `first` up to `end`, and give back what lies behind.
 

@@ -70,7 +70,7 @@ class AssistantDrafter(StepwiseDrafter):
         for slot in drafting:
             start, own_NE = self._held[slot]
             self._states_SE[slot] = own_NE[self._lengths[slot] - 2 - start]
-        newest_N = to_device([row.token_ids[-1] for row in part.sequences], self.head.device)
+        newest_N = to_device([row.newest_token for row in part.sequences], self.head.device)
         return self._next_logits(0, slots, drafting, newest_N)
 
     def _next_logits(self, step: int, slots: list[int], drafting: set[int], newest_N: torch.Tensor) -> torch.Tensor:

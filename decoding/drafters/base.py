@@ -63,6 +63,11 @@ class Drafter:
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         """Prepare `slot` for a prompt whose first `num_shared` tokens are in slot `donor` (perhaps the same one)."""
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether it has memory for a row only as far as that is reserved."""
+        return any(part.is_paged for part in self.parts if part is not self)
+
     def reserve(self, slot: int, first: int, end: int) -> bool:
         """Take care that it may write these positions of a slot, as `KVCache.reserve`; False if it has no memory."""
         return all(part.reserve(slot, first, end) for part in self.parts if part is not self)

@@ -71,7 +71,7 @@ class DFlashDrafter(HeadDrafter[DFlashHead]):
 
     def _first_logits(self, part: Rows, slots: list[int], drafting: set[int]) -> torch.Tensor:
         starts = [len(row) - 1 for row in part.sequences]
-        newest_N = to_device([row.token_ids[-1] for row in part.sequences], self.head.device)
+        newest_N = to_device([row.newest_token for row in part.sequences], self.head.device)
         self._block = slots, self.head.fill_in(newest_N, starts, slots, self._num_wanted)
         self._survival_S.fill_(1.0)
         self._num_paying_S.zero_()

@@ -96,6 +96,10 @@ class InTurn(Drafter):
             part.begin(slot, donor, num_shared)
             self._missed[part].discard(slot)
 
+    @property
+    def is_paged(self) -> bool:
+        return any(part.is_paged for part in self._parts)
+
     def reserve(self, slot: int, first: int, end: int) -> bool:
         return all(part.reserve(slot, first, end) for part in self._parts)
 

@@ -62,6 +62,10 @@ class ModelDrafter(StepwiseDrafter):
     def begin(self, slot: int, donor: int | None, num_shared: int) -> None:
         self.slots.begin(slot, donor, self.vocabulary.begin(slot, donor, num_shared))
 
+    @property
+    def is_paged(self) -> bool:
+        return self.slots.cache.is_paged
+
     def reserve(self, slot: int, first: int, end: int) -> bool:
         """Reserve as the target does, from the last known token on, which may be read again.
 

@@ -49,7 +49,7 @@ class ScoreRequest:
     def token_ids_BJ(self) -> torch.Tensor:
         """Each row's newest committed token and its draft."""
         drafted_BK = self.draft.token_ids_BK
-        newest = [sequence.token_ids[-1] for sequence in self.rows.sequences]
+        newest = [sequence.newest_token for sequence in self.rows.sequences]
         return torch.cat([to_device(newest, drafted_BK.device)[:, None], drafted_BK], dim=1)
 
     @cached_property

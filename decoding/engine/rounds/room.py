@@ -17,6 +17,8 @@ from decoding.sequence import Sequence
 
 
 class _Owner(Protocol):
+    @property
+    def is_paged(self) -> bool: ...
     def reserve(self, slot: int, first: int, end: int) -> bool: ...
 
 
@@ -55,6 +57,8 @@ class Room:
 
     def grow(self) -> None:
         """Reserve what the rows need in the next rounds."""
+        if not any(owner.is_paged for owner in self._owners):
+            return
         for slot, resident in enumerate(self.residents):
             if resident is None or resident.leader is not None or resident.sequence.is_finished:
                 continue

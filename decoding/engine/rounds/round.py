@@ -117,7 +117,9 @@ class Rounds:
         Rows whose logits are not finite come last: they are read again, for which no page may be free, and the others
         must go on even if that happens in each round.
         """
-        for slot, sequence, verdict in sorted(decided, key=lambda each: not each[2].is_finite):
+        if not all(verdict.is_finite for *_, verdict in decided):
+            decided = sorted(decided, key=lambda each: not each[2].is_finite)
+        for slot, sequence, verdict in decided:
             self.commits.commit(slot, sequence, verdict)
             if sequence.finish_reason is not None:
                 self._finished.append(sequence)

@@ -200,7 +200,7 @@ class HeadSteps(DraftSteps):
             are_level, lines_NH = self._drafter.read_up(fresh)
             for (slot, _), is_level in zip(fresh, are_level, strict=True):
                 levels[slot] = is_level
-            numbers = [(slot, max(len(row) - 2, 0), row.token_ids[-1]) for slot, row in fresh]
+            numbers = [(slot, max(len(row) - 2, 0), row.newest_token) for slot, row in fresh]
             slots_N, places_N, tokens_N = to_device(numbers, self._head.device, torch.int64).T
             self._lines_SRH[slots_N, places_N % self._size] = lines_NH
             self._tokens_SR[slots_N, places_N % self._size] = tokens_N
