@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import datetime
+from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +51,7 @@ class LoadedEngine:
         backend.check()
         self.settings = settings
         self.codec = load_codec(settings)
+        leave_modules_alone()
         if roster is not None:
             from actors.drafts.remote_drafter import DraftLinks  # a planning driver needs the codec alone
 
@@ -77,6 +80,17 @@ class LoadedEngine:
             self._loaded.close()
         if self.links is not None:
             self.links.close()
+
+
+@cache
+def leave_modules_alone() -> None:
+    """Let garbage collections pass over what is there now, once: most of it is modules, which stay.
+
+    To look at all that torch and transformers consist of takes 0.2 s, in which no round is done. The model comes
+    later: what is in a circle of references with it can still be freed.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def in_own_thread(load: Callable[[], _Loaded]) -> _Loaded:

@@ -4,6 +4,7 @@ It is run as a file in a folder with that commit's code, so it uses only what bo
 each line of standard input, and answers on standard output, both in JSON.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from typing import Any, TextIO
 
 import torch
+import transformers.models.llama.modeling_llama  # noqa: F401 - imported late, it would not be frozen
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import DrafterName
@@ -28,6 +30,7 @@ class Worker:
         """Load the models for a way; a prompt has token ids, and a JSON schema or none."""
         self._options = EngineOptions(drafter=drafter, num_slots=num_slots, max_model_len=512, num_speculative_tokens=8)
         draft = f"{_PAIR}/draft" if drafter == "model" else None
+        gc.freeze()  # to look at all objects of modules takes 0.2 s, and would fall into some passes of 2 s
         self._parts: Parts = load_parts(f"{_PAIR}/target", draft, self._options, "cpu", "float32")
         forms = [None if schema is None else Structured(json_schema=schema) for _, schema in prompts]
         self._prompts = [ids for ids, _ in prompts]

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import log
 from statistics import median
+from typing import NamedTuple
 
 from decoding.pace.mean import Mean
 
@@ -16,8 +17,7 @@ _OF_USUAL = 0.85  # is kept of the usual speed each time
 _MAX_EXCESS = 3.0  # times the median time for a round's size: more than that is other work on the machine
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What a round yielded and took, each in units of a plain round as the cost table has it."""
 
     num_tokens: float  # of a row, on average

@@ -7,6 +7,7 @@ it, so something always goes on. No text depends on it.
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Protocol
 
 from decoding.cache.pages import PAGE
@@ -57,7 +58,7 @@ class Room:
 
     def grow(self) -> None:
         """Reserve what the rows need in the next rounds."""
-        if not any(owner.is_paged for owner in self._owners):
+        if not self._has_pages:
             return
         for slot, resident in enumerate(self.residents):
             if resident is None or resident.leader is not None or resident.sequence.is_finished:
@@ -82,6 +83,10 @@ class Room:
         if resident is not None and not resident.sequence.is_finished:
             self.waiting.appendleft(resident.sequence)
             self._has_given_way |= resident.is_admitted
+
+    @cached_property
+    def _has_pages(self) -> bool:
+        return any(owner.is_paged for owner in self._owners)
 
     @property
     def _owners(self) -> tuple[_Owner, _Owner]:
