@@ -48,6 +48,8 @@ class Room:
 
         Rows that came before it do not give way.
         """
+        if not self._has_pages:
+            return True
         end = -(-(len(newcomer.sequence) + self._num_ahead) // PAGE) * PAGE
         newcomer.num_reserved = end
         has_room, others = owner.reserve(slot, first, end), self._others(slot, newcomer.number)
