@@ -10,7 +10,7 @@ Kinds of work, each beside the same rows anew, in turns:
 
 Anew is plain decoding, and `suffix`, which looks drafts up in what it has written (as a run without a draft does). All
 must write the same. Plain decoding takes part twice: how far the second time is from the first one tells how exact the
-table is. One row at a time every eighth prompt is written.
+table is. One row at a time every eighth prompt is written, and `times one row` is beside plain decoding of one row.
 """
 
 import json
@@ -54,6 +54,7 @@ COLUMNS = (
     ("times plain", "times_plain", ".2f"),
     ("least", "least_times_plain", ".2f"),
     ("times suffix", "times_suffix", ".2f"),
+    ("times one row", "times_one_row", ".1f"),
 )
 
 
@@ -85,6 +86,7 @@ def main(arguments: Seq[str] | None = None) -> None:
         for dtype, batch in product(options.dtypes, options.batches):
             some = {system: each[:: _FEWER if batch == 1 else 1] for system, each in prompts.items()}
             lines += [line | {"dtype": dtype} for line in _lines(some, others, dtype, batch, options)]
+    _beside_one_row(lines)
     machine = describe_machine()
     where = f"{machine['processor']}, {machine['threads']} threads"
     target = Path(options.target).stem
@@ -143,6 +145,14 @@ def _lines(
                 }
             )
     return found
+
+
+def _beside_one_row(lines: Seq[dict[str, Any]]) -> None:
+    """Add to each line its speed beside plain decoding of one row at a time, where that was measured."""
+    alone = {(line["work"], line["dtype"]): line["tokens_per_second"] for line in lines if line["rows_at_once"] == 1}
+    for line in lines:
+        plain = alone.get((line["work"].partition(":")[0] + ": none", line["dtype"]))
+        line["times_one_row"] = None if plain is None else line["tokens_per_second"] / plain
 
 
 def _with_noise(target: str, folder: Path, noise: float) -> str:
