@@ -27,7 +27,7 @@ _CONTEXT_SIZES = (12, 6, 3, 2, 1)  # tokens of context, longest first
 _MIN_SURVIVAL = 0.1  # what is less likely to be accepted is not offered
 _KEY_BITS = (1 << 60) - 1  # Python's ints up to here take less memory
 _ALL_PROMPTS = 0
-_TEXTS = 64  # of rows that have ended: the last ones are learned, as more would take longer than a trial of drafts
+_TEXTS = 16  # of rows that have ended: the last ones are learned, as more would take longer than a trial of drafts
 
 Kind = tuple[bool, int, int]  # same prompt, size of the context, eighths of its frequency
 
