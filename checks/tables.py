@@ -180,7 +180,8 @@ def predictions_table(runs: Sequence[dict[str, Any]]) -> str:
         for work in dict.fromkeys(work for work, *_ in lines):
             cells = [_times(lines.get((work, *number)), is_plain=work.endswith("none")) for number in numbers]
             rows.append([name, work.replace("none", "plain decoding"), *cells])
-    machine, settings = runs[0]["machine"], runs[0]["settings"]
+    settings = runs[-1]["settings"]
+    where = dict.fromkeys(f"{run['machine']['processor']}, {run['date']}" for run in runs)
     repeats = " and ".join(str(run["settings"]["repeats"]) for run in runs)
     weights = (  # early figures do not have them
         "; before `weights` the texts were written by other weights, which are the target's with noise of this share "
@@ -188,7 +189,7 @@ def predictions_table(runs: Sequence[dict[str, Any]]) -> str:
     )
     return (
         "Tokens a second of plain decoding, and how many times that is reached with old texts (`python -m "
-        f"benchmarks.predictions`; {machine['processor']}, {machine['threads']} thread, {runs[0]['date']}; greedy, up "
+        f"benchmarks.predictions`; {' and '.join(where)}; 1 thread, greedy, up "
         f"to {settings['new_tokens']} tokens a row, medians of {repeats}). `audit` writes the same rows "
         f"again; before `reuse` one word of the system prompt changed{weights * ('noises' in settings)}. In brackets "
         "stands the share of its tokens before the first difference.\n\n" + _markdown(rows)
