@@ -116,27 +116,40 @@ def products_of(shape: Shape) -> tuple[tuple[int, int, int], ...]:
 
 
 def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_weights: int) -> tuple[float, int]:
-    """Return the seconds of a product in bfloat16, without those of starting it, and how many kernels it is."""
-    from decoding.gpu.linear import LaunchPlan  # needs Triton
+    """Return the seconds of a product in bfloat16, without those of starting it, and how many kernels it is.
 
-    plan = LaunchPlan.of(num_lines, num_outputs, num_inputs, torch.bfloat16, num_weights)
-    num_programs = plan.num_tiles * (1 if plan.is_whole else plan.num_parts)
-    places = gpu.num_multiprocessors * num_at_once(plan.tile, num_weights)
+    Its tile is the one that takes the least of those among which the clock chooses on a GPU, which is not slower there
+    than this one.
+    """
+    from decoding.gpu.tiles import Weight  # its tiles are for Triton
+
+    weight = Weight(num_outputs, num_inputs, torch.bfloat16, num_weights)
+    return min(with_tile(gpu, num_lines, weight, tile) for tile in weight.tiles(num_lines))
+
+
+def with_tile(gpu: Gpu, num_lines: int, weight: Any, tile: Any) -> tuple[float, int]:
+    """Return the seconds of a product with this tile of `decoding.gpu.tiles`, and how many kernels it is."""
+    is_whole = tile.is_whole or weight.num_parts == 1
+    num_tiles = tile.num_tiles(num_lines, weight.num_outputs)
+    num_programs = num_tiles * (1 if is_whole else weight.num_parts)
+    places = gpu.num_multiprocessors * num_at_once(tile, weight.num_weights)
     filled = num_programs / (-(-num_programs // places) * places)
-    weights = 2 * num_weights * num_outputs * num_inputs
+    weights = 2 * weight.num_weights * weight.num_outputs * weight.num_inputs
     # Each tile reads its lines and its weights, of all inputs; parts are written and read once more, in float32.
-    cached = 2 * plan.num_tiles * (plan.tile.lines + num_weights * plan.tile.outputs) * num_inputs
-    if not plan.is_whole:
-        cached += 8 * plan.num_parts * num_lines * num_outputs
-    lines = -(-num_lines // plan.tile.lines) * plan.tile.lines
+    cached = 2 * num_tiles * (tile.lines + weight.num_weights * tile.outputs) * weight.num_inputs
+    if not is_whole:
+        cached += 8 * weight.num_parts * num_lines * weight.num_outputs
+    lines = -(-num_lines // tile.lines) * tile.lines
     arithmetic = weights * lines / (COMPUTE_SHARE * gpu.flops)
     seconds = max(weights / (BANDWIDTH_SHARE * gpu.bandwidth), max(cached / CACHE_BANDWIDTH, arithmetic) / filled)
-    return seconds, 1 if plan.is_whole else 2
+    return seconds, 1 if is_whole else 2
 
 
 def num_at_once(tile: Any, num_weights: int) -> int:
-    """Return how many programs with a tile of `decoding.gpu.linear` one multiprocessor runs at once.
+    """Return how many programs with a tile of `decoding.gpu.tiles` one multiprocessor runs at once.
 
-    Registers allow as many as memory and threads do; a test compares them.
+    A thread has registers for its sums, half as many more for what it multiplies, and some; a test compares the number
+    with that of the compiled programs.
     """
-    return _HOPPER.num_at_once(32 * tile.num_warps, tile.bytes_of_stage(num_weights) * tile.num_stages)
+    num_registers = 32 + 3 * tile.num_numbers(num_weights + tile.is_whole) // 2
+    return _HOPPER.num_at_once(32 * tile.num_warps, tile.num_bytes(num_weights), num_registers)

@@ -25,12 +25,14 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
+from decoding.cpu.library import cache_folder
 from decoding.families.description import described
 from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
 from decoding.fused.kernels import TableAddresses
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
+from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu.available import kernels_run_on
 
 NOT_FUSED = "transformers' code runs in place of fused layers"  # how a `Target.fallback` begins
@@ -85,10 +87,20 @@ class FusedDecoder:
         make = partial(Layer, gate_is_gelu=description.gate_is_gelu, multiplier=description.residual_multiplier)
         kinds = description.kinds[self._range.first : self._range.end]
         self._layers = [make(layer, norm, family, kind=kind) for layer, kind in zip(own, kinds, strict=True)]
+        if self._like_1E.device.type == "cuda" and self.is_on_gpu:
+            from decoding.gpu.tile_clock import choose_tiles  # Triton is only where the kernels run
+
+            choose_tiles(self.measured, cache_folder())
         function = None if self.kernels is None else self.kernels.layers_function
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):
             self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first, self._like_1E.dtype)
+
+    @property
+    def measured(self) -> list[tuple[InvariantLinear, InvariantLinear | None]]:
+        """The products whose tiles are chosen by the clock on a GPU, each with its gate."""
+        of_head = [(self._head, None)] if isinstance(self._head, InvariantLinear) else []
+        return [product for layer in self._layers for product in layer.measured] + of_head
 
     def before_kernels(self, begin: Callable[[], None]) -> bool:
         """Call `begin` before the kernels next run all layers in one call; return False if there is no such call."""

@@ -24,7 +24,7 @@ from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import LinearSlice, Packed
+from decoding.fused.packed_linear import InvariantLinear, LinearSlice, Packed
 from decoding.gpu.available import kernels_run_on
 
 # Lines, weight, epsilon; for families whose norms are others than Llama's also the offset, and whether it is centered.
@@ -105,6 +105,18 @@ class Layer:
         """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
         return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in self._linears)
 
+    @property
+    def measured(self) -> list[tuple[InvariantLinear, InvariantLinear | None]]:
+        """The products whose tiles are chosen by the clock, each with its gate."""
+        alone = [self.qkv, self.out, self.down, *([] if self._is_gated else [self.gate, self.up])]
+        products = [(linear, None) for linear in alone] + ([(self.up, self.gate)] if self._is_gated else [])
+        return [(linear, gate) for linear, gate in products if isinstance(linear, InvariantLinear)]
+
+    @property
+    def _is_gated(self) -> bool:
+        """Whether one operation multiplies with gate and up."""
+        return self.gate is not self.up and isinstance(self.up, Packed) and not self.gate_is_gelu
+
     def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of every token, side by side."""
         qkv_NX: torch.Tensor = self.qkv(self.attention_norm(hidden_NE))
@@ -119,14 +131,16 @@ class Layer:
 
     def gated(self, normed_NE: torch.Tensor) -> torch.Tensor:
         """Compute what the last product of the layer reads."""
+        gated_NX: torch.Tensor
+        if self._is_gated:
+            gated_NX = self.up.gated(normed_NE, self.gate)
+            return gated_NX
         if self.gate is self.up:
             gate_NX, up_NX = self.gate(normed_NE).chunk(2, dim=-1)
-        elif isinstance(self.up, Packed) and not self.gate_is_gelu:
-            return self.up.gated(normed_NE, self.gate)
         else:
             gate_NX, up_NX = self.gate(normed_NE), self.up(normed_NE)
         opened_NX = gelu(gate_NX, approximate="tanh") if self.gate_is_gelu else silu(gate_NX)
-        gated_NX: torch.Tensor = opened_NX * up_NX
+        gated_NX = opened_NX * up_NX
         return gated_NX
 
     def _added(self, linear: Any, after: Norm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

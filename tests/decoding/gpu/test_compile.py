@@ -12,7 +12,7 @@ import torch
 from benchmarks.roofline.launched import num_at_once
 from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 from decoding.cache.pages import PAGE
-from decoding.gpu import attention, linear, recurrence
+from decoding.gpu import attention, linear, recurrence, tiles
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
@@ -107,7 +107,7 @@ def programs(capability) -> list[Program]:
 def compiled_programs(capability: int) -> list[Program]:
     """All programs that the forwards run, each once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (linear, attention):
+        for module in (tiles, attention):
             patch.setattr(module, "shared_memory", lambda: MULTIPROCESSORS[capability].shared_bytes_of_a_program)
         every = {
             launch.program: launch
@@ -165,11 +165,48 @@ def test_a_multiprocessor_runs_two_programs_of_decode_attention_at_once(programs
     assert [program for program in programs if program.name in ATTENTION and program.compiled.num_at_once < 2] == []
 
 
+@pytest.mark.parametrize(
+    "num_lines", [each if each == 128 else pytest.param(each, marks=pytest.mark.slow) for each in tiles.LINES]
+)
+def test_each_tile_that_the_clock_may_choose_compiles_and_adds_alike(programs, capability, num_lines):
+    """Registers that do not suffice cost time and no bits, so few bytes may spill; the clock decides."""
+    alike = set.union(*(program.instructions for program in programs if program.name in LINEAR))
+    most = MULTIPROCESSORS[capability].shared_bytes_of_a_program
+    found = tiled_programs(capability, num_lines)
+    assert len(found) > 6
+    for name, launch, compiled in found:
+        assert compiled.num_shared_bytes <= most, (name, launch.options)
+        assert compiled.num_spilled_bytes <= (0 if capability == 90 else 64), (name, launch.options)
+    assert set.union(*(program.instructions for program in found)) == alike
+    if capability == 90:
+        assert all(predicted_at_once(program) == program.compiled.num_at_once for program in found)
+
+
+def tiled_programs(capability: int, num_lines: int) -> list[Program]:
+    """Products with each tile that the clock may choose for this many lines on such a GPU, each program once."""
+    model = MODELS["Qwen3-8B"]
+    sizes = (model.hidden_size, model.inner_size), (model.inner_size, model.hidden_size), (model.vocab_size, 4096)
+    with pytest.MonkeyPatch.context() as patch, recorded(linear_kernels) as launches:
+        patch.setattr(tiles, "shared_memory", lambda: MULTIPROCESSORS[capability].shared_bytes_of_a_program)
+        for (num_outputs, num_inputs), num_weights in zip(sizes, (1, 2, 1), strict=True):
+            weight_OI = _empty(num_outputs, num_inputs)
+            gate = (weight_OI, None) if num_weights == 2 else None
+            for tile in tiles.Weight(num_outputs, num_inputs, torch.bfloat16, num_weights).tiles(num_lines):
+                chosen = {(num_weights, num_lines): tile}
+                linear.multiply(_empty(num_lines, num_inputs), weight_OI, None, None, gate, chosen)
+    every = {launch.program: launch for launch in launches if launch.kernel.fn.__name__ in LINEAR}
+    return [Program(name, launch, launch.compiled(capability)) for (name, _), launch in every.items()]
+
+
+def predicted_at_once(program: Program) -> int:
+    """How many programs run at once as the prediction of a round has it."""
+    sizes, options = program.launch.arguments, program.launch.options
+    of_tile = sizes["OUTPUTS"], sizes["LINES"], options["num_warps"], options["num_stages"]
+    return num_at_once(tiles.Tile(*of_tile, is_whole=sizes["HAS_PARTS"]), 1 + sizes["IS_GATED"])
+
+
 def test_the_prediction_of_a_round_knows_how_many_products_run_at_once(programs, capability):
     if capability != 90:
         pytest.skip("a round is predicted for Hopper")
-    for name, launch, found in programs:
-        if name in LINEAR:
-            sizes, options = launch.arguments, launch.options
-            tile = linear._Tile(sizes["OUTPUTS"], sizes["LINES"], options["num_warps"], options["num_stages"])
-            assert num_at_once(tile, 1 + sizes["IS_GATED"]) == found.num_at_once, tile
+    products = [program for program in programs if program.name in LINEAR]
+    assert all(predicted_at_once(program) == program.compiled.num_at_once for program in products)
