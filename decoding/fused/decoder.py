@@ -197,16 +197,17 @@ class FusedDecoder:
         attention = attention_here(*here, other_tables=tables.pairs[1:])
         if num_tokens < self._fewest_lines:
             fed_N = torch.cat((fed_N, fed_N[-1:].expand(self._fewest_lines - num_tokens, *fed_N.shape[1:])))
-        hidden_NE = self._embedded(fed_N)
-        for index, layer in enumerate(self._layers, self._range.first):
+        hidden_NE, normed_NE = self._embedded(fed_N), None
+        next_norms = [*(layer.attention_norm for layer in self._layers[1:]), None]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True), self._range.first):
             if features is not None:
                 features.keep(index, hidden_NE[:num_tokens])
             is_wanted = index < self._range.end - 1 or is_last_wanted
-            fed = layer.project(hidden_NE), cache.slot_layer(index), layer.norms
+            fed = layer.project(hidden_NE, normed_NE), cache.slot_layer(index), layer.norms
             found_NX = attention(*fed, is_wanted=is_wanted, kind=layer.kind)
             if found_NX is None:
                 break
-            hidden_NE = layer.finish(hidden_NE, found_NX)
+            hidden_NE, normed_NE = layer.finish_and_norm(hidden_NE, found_NX, next_norm)
         self._finish(features, hidden_NE[:num_tokens])
         return hidden_NE[:num_tokens]
 

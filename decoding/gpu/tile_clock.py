@@ -84,6 +84,8 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
                 for layer, _ in layers:
                     layer.tiles = {**layer.tiles, (weight.num_weights, num_lines): tile}
     kept.write()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the plan of slots counts what is free
     _log.info(
         "tiles of products: %d measured, %d from %s, in %.0f s of at most %.0f at a load",
         num_measured, num_found, kept.path, time.monotonic() - began, MOST_SECONDS,

@@ -112,6 +112,23 @@ def multiply(
     tl.store(out_NO + at_NO, total_NO.to(out_NO.dtype.element_ty), mask=inside_NO)
 
 
+@triton.jit
+def _sum_of_parts(parts_CNO, at_O, part_stride, num_parts, inside_O):
+    """Add the parts of some numbers in order; the parts of a number are a stride apart."""
+    total_O = tl.zeros(at_O.shape, tl.float32)
+    for part in range(num_parts):
+        total_O += tl.load(parts_CNO + part * part_stride + at_O, mask=inside_O, other=0.0)
+    return total_O
+
+
+@triton.jit
+def _normed(x_E, weight_E, index_E, inside_E, size, epsilon):
+    """Compute x / rms(x) * weight of one line in float32, and 0 beyond its end."""
+    weight = tl.load(weight_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(x_E * x_E, 0) / size + epsilon)
+    return x_E * factor * weight
+
+
 @triton.jit(do_not_specialize=VARYING)
 def add_parts(
     parts_CNO,
@@ -129,10 +146,8 @@ def add_parts(
     line = tl.program_id(0).to(tl.int64)
     output_O = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside_O = output_O < num_outputs
-    total_O = tl.zeros([OUTPUTS], tl.float32)
-    for part in range(num_parts):
-        total_O += tl.load(parts_CNO + (part * num_lines + line) * num_outputs + output_O, mask=inside_O, other=0.0)
     at_O = line * num_outputs + output_O
+    total_O = _sum_of_parts(parts_CNO, at_O, num_lines.to(tl.int64) * num_outputs, num_parts, inside_O)
     if HAS_BIAS:
         total_O += tl.load(bias_O + output_O, mask=inside_O, other=0.0).to(tl.float32)
     if HAS_ADDED:
@@ -147,6 +162,35 @@ def rms_norm(x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE: tl.constexpr):
     index_E = tl.arange(0, PADDED_SIZE)
     inside_E = index_E < size
     x_E = tl.load(x_NE + line + index_E, mask=inside_E, other=0.0).to(tl.float32)
-    weight = tl.load(weight_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
-    factor = 1.0 / tl.sqrt(tl.sum(x_E * x_E, 0) / size + epsilon)
-    tl.store(out_NE + line + index_E, (x_E * factor * weight).to(out_NE.dtype.element_ty), mask=inside_E)
+    normed_E = _normed(x_E, weight_E, index_E, inside_E, size, epsilon)
+    tl.store(out_NE + line + index_E, normed_E.to(out_NE.dtype.element_ty), mask=inside_E)
+
+
+# One program serves any number of parts: another one could add the squares of a line in another order.
+@triton.jit(do_not_specialize=[*VARYING, "num_parts"])
+def add_and_norm(
+    parts_CNE,
+    bias_E,
+    added_NE,
+    weight_E,
+    out_NE,
+    normed_NE,
+    num_lines,
+    size,
+    num_parts,
+    epsilon,
+    PADDED_SIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Compute what `add_parts` does, and `rms_norm` of it: program (line)."""
+    line = tl.program_id(0).to(tl.int64) * size
+    index_E = tl.arange(0, PADDED_SIZE)
+    inside_E = index_E < size
+    total_E = _sum_of_parts(parts_CNE, line + index_E, num_lines.to(tl.int64) * size, num_parts, inside_E)
+    if HAS_BIAS:
+        total_E += tl.load(bias_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    total_E += tl.load(added_NE + line + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    rounded_E = total_E.to(out_NE.dtype.element_ty)
+    tl.store(out_NE + line + index_E, rounded_E, mask=inside_E)
+    normed_E = _normed(rounded_E.to(tl.float32), weight_E, index_E, inside_E, size, epsilon)
+    tl.store(normed_NE + line + index_E, normed_E.to(normed_NE.dtype.element_ty), mask=inside_E)

@@ -69,7 +69,7 @@ def test_all_tiles_that_the_clock_may_choose_give_the_same_bits(way, shape, num_
 
 
 def test_numbers_that_are_added_in_other_parts_have_other_bits(monkeypatch):
-    """So the test above sees an order."""
+    """The test above sees an order."""
     first, *_ = weight_of(layers(WITH_PARTS)[0]).tiles(20)
     expected = multiplied("plus", first, 20, WITH_PARTS)
     monkeypatch.setattr(Weight, "part_size", 320)
