@@ -28,6 +28,7 @@ from decoding.gpu.tiles import LINES, Tile, Weight
 
 MOST_SECONDS = 60.0  # of a load; what is left is measured by the next one
 _MOST_BYTES = 256 << 20  # of outputs: a product of more is never asked for
+_LEAST_BYTES = 1 << 20  # of a weight: a product with a smaller one takes as long as starting it
 _UNCACHED_BYTES = 300 << 20  # of weights, read one after the other: more than a GPU's caches hold
 _AHEAD_CYCLES = 4_000_000  # in which the host queues what is then timed: about 2 ms
 _NUM_TIMES = 3
@@ -64,7 +65,8 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
     for layer, gate in products:
         num_outputs, num_inputs = layer.weight.shape
         weight = Weight(num_outputs, num_inputs, layer.weight.dtype, 1 if gate is None else 2)
-        by_weight.setdefault(weight, []).append((layer, gate))
+        if layer.weight.nbytes >= _LEAST_BYTES:
+            by_weight.setdefault(weight, []).append((layer, gate))
     if not by_weight:
         return
     device = next(iter(by_weight.values()))[0][0].weight.device
@@ -100,17 +102,17 @@ def fastest(
 
     All layers have such a weight; time is over when `time.monotonic` has come to `end`.
     """
-    (some, _), *_ = layers
-    generator = torch.Generator(some.weight.device).manual_seed(num_lines)
-    x_NI = torch.randn(num_lines, weight.num_inputs, generator=generator, device=some.weight.device).to(weight.dtype)
-    several = layers[: max(2, _UNCACHED_BYTES // (weight.num_weights * some.weight.nbytes))]
-
+    of = layers[0][0].weight
+    device, several = of.device, layers[: max(2, _UNCACHED_BYTES // (weight.num_weights * of.nbytes))]
     first, *others = weight.tiles(num_lines)
-    best, least = None, float("inf")
+    best, least, x_NI = None, float("inf"), None
     for tile in (first, *others):
         if time.monotonic() > end:
             return None
         try:
+            if x_NI is None:
+                x_NI = torch.empty(num_lines, weight.num_inputs, dtype=weight.dtype, device=device)
+                x_NI.normal_(generator=torch.Generator(device).manual_seed(0))
             found_NO = _computed(x_NI, layers[:1], tile)
             if best is None:
                 expected_NO = found_NO

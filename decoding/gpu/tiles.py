@@ -9,6 +9,7 @@ Shapes: N lines, I inputs, O outputs.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from types import MappingProxyType
 
@@ -68,7 +69,7 @@ class Weight:
     dtype: torch.dtype
     num_weights: int = 1  # that are multiplied at once
 
-    @property
+    @cached_property
     def part_size(self) -> int:
         """The inputs of a part: enough parts for few lines to have many programs, and none too small."""
         num_tiles, num_parts = -(-self.num_outputs // LEAST_OUTPUTS), 1
@@ -79,7 +80,7 @@ class Weight:
         step = _step(self.dtype)
         return -(-self.num_inputs // (num_parts * step)) * step
 
-    @property
+    @cached_property
     def num_parts(self) -> int:
         """The parts of the inputs, which are added in order."""
         return -(-self.num_inputs // self.part_size)

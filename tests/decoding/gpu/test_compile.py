@@ -75,7 +75,9 @@ def launches_of(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
         norm_E, down_OI = _empty(model.hidden_size), _empty(model.hidden_size, model.inner_size)
         rms_norm(hidden_NE, norm_E, 1e-6)
         qkv = linear.sums(hidden_NE, _empty(qkv_size, model.hidden_size), None)
-        query_NQD = attention.split_and_store(qkv, keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
+        places = (keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
+        attention.split_and_store(_empty(num_lines, qkv_size), *places)  # of a library's product
+        query_NQD = attention.split_and_store(qkv, *places)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
         out = linear.sums(found_NX, _empty(model.hidden_size, query_size), None)
         linear.add_and_norm(out, hidden_NE, norm_E, 1e-6)
@@ -151,15 +153,21 @@ def test_one_instruction_multiplies_any_number_of_lines(programs, capability):
     assert re.fullmatch(expected[capability], found.pop())
 
 
-def test_a_norm_that_adds_parts_adds_squares_in_the_order_of_a_norm_alone(programs):
+def test_kernels_that_add_parts_add_squares_in_the_order_of_those_that_add_none(programs):
     """The order follows from where the numbers of a line lie: threads, then warps, are added in a fixed tree."""
-    found = {}
+    found: dict[object, dict[object, set[object]]] = {}
     for name, launch, compiled in programs:
+        sizes, layouts = launch.arguments, (compiled.reduced_layouts, compiled.num_threads)
         if name in ("rms_norm", "add_and_norm"):
-            found.setdefault(launch.arguments["PADDED_SIZE"], {})[name] = compiled.reduced_layouts, compiled.num_threads
-    assert len(found) > 1
-    assert all(kinds["rms_norm"] == kinds["add_and_norm"] for kinds in found.values())
-    assert all(layouts for kinds in found.values() for layouts, _ in kinds.values())
+            found.setdefault(sizes["PADDED_SIZE"], {}).setdefault(name, set()).add(layouts)
+        elif name == "split_heads" and sizes["HAS_NORMS"]:
+            found.setdefault("heads", {}).setdefault(sizes["HAS_PARTS"], set()).add(layouts)
+    assert len(found) > 2
+    for kinds in found.values():
+        (alone, (of_alone, _)), (joined, _) = [(each, next(iter(each))) for each in kinds.values()]
+        assert of_alone
+        assert len(alone) == 1
+        assert alone == joined
 
 
 def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):

@@ -94,6 +94,7 @@ class Clock:
 def few_lines(monkeypatch) -> None:
     monkeypatch.setattr(tile_clock, "_FIRST_LINES", (16,))
     monkeypatch.setattr(tile_clock, "LINES", (16, 32))
+    monkeypatch.setattr(tile_clock, "_LEAST_BYTES", 0)
 
 
 def chosen(folder: Path, clock) -> SimpleNamespace:
@@ -184,11 +185,9 @@ def test_a_tile_without_room_or_with_other_bits_is_left_out(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("few_lines")
 def test_a_load_measures_for_a_limited_time_and_the_next_one_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(tile_clock, "MOST_SECONDS", 0.0)
     clock = Clock(1)
-    assert chosen(tmp_path, clock).tiles == ({}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(tile_clock, "MOST_SECONDS", 0.0)
+        assert chosen(tmp_path, clock).tiles == ({}, {})
     assert not clock.num_times
-    monkeypatch.undo()
-    monkeypatch.setattr(tile_clock, "_FIRST_LINES", (16,))
-    monkeypatch.setattr(tile_clock, "LINES", (16, 32))
     assert chosen(tmp_path, clock).tiles != ({}, {})
