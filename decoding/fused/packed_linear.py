@@ -8,7 +8,7 @@ Shapes: N rows, I inputs, O outputs.
 """
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,9 +19,6 @@ from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
 from decoding.gpu.tiles import NO_TILES
-
-if TYPE_CHECKING:
-    from decoding.gpu.linear import Sums
 
 _GEMMAS = (f"Gemma{version}TextScaledWordEmbedding" for version in ("", "2", "3"))
 _EMBEDDINGS = {"Embedding", *_GEMMAS}  # whose lines, or these times a scale, are all they give
@@ -51,7 +48,7 @@ class InvariantLinear(torch.nn.Module):
         """Compute `(x W^T + b) + other`, rounded once."""
         return self._products.multiply(x_NI, self.weight, self.bias, other_NO, tiles=self.tiles)
 
-    def sums(self, x_NI: torch.Tensor) -> "Sums":
+    def sums(self, x_NI: torch.Tensor) -> Any:
         """Compute `x W^T + b` for a kernel that adds up its parts."""
         return self._products.sums(x_NI, self.weight, self.bias, self.tiles)
 
@@ -59,7 +56,7 @@ class InvariantLinear(torch.nn.Module):
         self, x_NI: torch.Tensor, other_NO: torch.Tensor, norm_O: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `plus` does, and the root mean square normalization of it with these weights."""
-        return self._products.add_and_norm(self.sums(x_NI), other_NO, norm_O, epsilon)
+        return self._products.add_parts(self.sums(x_NI), other_NO, norm_O, epsilon)
 
     def gated(self, x_NI: torch.Tensor, gate: "InvariantLinear") -> torch.Tensor:
         """Compute `silu(gate(x)) * (x W^T + b)`, rounded once."""

@@ -13,7 +13,6 @@ import torch
 from decoding.gpu.kernels import linear as kernels
 from decoding.gpu.tiles import NO_TILES, Tile, Tiles, Weight
 
-_ADDED_AT_ONCE = 1024  # outputs
 _NUMBERS_OF_A_WARP = 512  # of a norm
 
 
@@ -33,7 +32,7 @@ def multiply(
     weight = _weight(x_NI, weight_OI, 1 if gate is None else 2)
     tile = weight.tile(len(x_NI), tiles)
     if weight.num_parts > 1 and not tile.is_whole:
-        return _added(sums(x_NI, weight_OI, bias_O, tiles), added_NO)
+        return add_parts(sums(x_NI, weight_OI, bias_O, tiles), added_NO)[0]
     out_NO = x_NI.new_empty(len(x_NI), weight.num_outputs)
     _start(x_NI, weight, tile, (weight_OI, bias_O), gate, added_NO, out_NO)
     return out_NO
@@ -62,31 +61,21 @@ def sums(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | Non
     return Sums(parts_CNO, bias_O, x_NI.dtype)
 
 
-def add_and_norm(
-    of: Sums, added_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float
+def add_parts(
+    of: Sums, added_NE: torch.Tensor | None, norm_E: torch.Tensor | None = None, epsilon: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a product and `added_NE` [N, E], rounded once, and `rms_norm` of it."""
+    """Return a product and what is added to it [N, E], rounded once, and `rms_norm` of that, if asked."""
     num_parts, num_lines, size = of.parts_CNO.shape
-    out_NE, normed_NE = (of.new_empty(num_lines, size) for _ in range(2))
+    out_NE = of.new_empty(num_lines, size)
+    normed_NE = out_NE if norm_E is None else of.new_empty(num_lines, size)
     if num_lines:
-        kernels.add_and_norm[(num_lines,)](
-            of.parts_CNO, weight_E if of.bias_O is None else of.bias_O, added_NE.contiguous(), weight_E, out_NE,
-            normed_NE, num_lines, size, num_parts, epsilon, **_norm_sizes(size), HAS_BIAS=of.bias_O is not None,
+        kernels.add_parts[(num_lines,)](
+            of.parts_CNO, out_NE if of.bias_O is None else of.bias_O,
+            out_NE if added_NE is None else added_NE.contiguous(), out_NE if norm_E is None else norm_E, out_NE,
+            normed_NE, num_lines, size, num_parts, epsilon, HAS_BIAS=of.bias_O is not None,
+            HAS_ADDED=added_NE is not None, HAS_NORM=norm_E is not None, **_norm_sizes(size),
         )  # fmt: skip
     return out_NE, normed_NE
-
-
-def _added(of: Sums, added_NO: torch.Tensor | None) -> torch.Tensor:
-    """Return a product and what is added to it, rounded once."""
-    num_parts, num_lines, num_outputs = of.parts_CNO.shape
-    out_NO = of.new_empty(num_lines, num_outputs)
-    if num_lines:
-        kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-            of.parts_CNO, out_NO if of.bias_O is None else of.bias_O, out_NO if added_NO is None else
-            added_NO.contiguous(), out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE,
-            HAS_BIAS=of.bias_O is not None, HAS_ADDED=added_NO is not None, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-    return out_NO
 
 
 def _weight(x_NI: torch.Tensor, weight_OI: torch.Tensor, num_weights: int) -> Weight:

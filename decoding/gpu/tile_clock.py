@@ -70,27 +70,29 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
     if not by_weight:
         return
     device = next(iter(by_weight.values()))[0][0].weight.device
-    kept = KeptTiles(folder, _card(device))
-    num_measured = num_found = 0
+    card = _card(device)
+    file = folder / f"tiles-{hashlib.sha256(json.dumps(card).encode()).hexdigest()[:16]}.json"
+    kept, measured, num_found = _kept(file, card), dict[str, Any](), 0
     for num_lines in (*_FIRST_LINES, *(lines for lines in LINES if lines not in _FIRST_LINES)):
         for weight, layers in by_weight.items():
-            if len(list(weight.tiles(num_lines))) == 1 or num_lines * weight.num_outputs * 2 > _MOST_BYTES:
+            every, key = list(weight.tiles(num_lines)), f"{num_lines} x {weight}"
+            if len(every) == 1 or num_lines * weight.num_outputs * 2 > _MOST_BYTES:
                 continue
-            tile = kept.find(weight, num_lines)
+            tile = next((tile for tile in every if list(astuple(tile)) == kept.get(key)), None)
             num_found += tile is not None
-            if tile is None and (time_left := MOST_SECONDS - (time.monotonic() - began)) > 0:
-                tile = fastest(weight, layers, num_lines, clock, time.monotonic() + time_left)
-                num_measured += tile is not None
-                kept.add(weight, num_lines, tile)
+            if tile is None and time.monotonic() < began + MOST_SECONDS:
+                tile = fastest(weight, layers, num_lines, clock, began + MOST_SECONDS)
+                measured |= {} if tile is None else {key: astuple(tile)}
             if tile is not None:
                 for layer, _ in layers:
                     layer.tiles = {**layer.tiles, (weight.num_weights, num_lines): tile}
-    kept.write()
+    if measured:
+        _keep(file, card, measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the plan of slots counts what is free
     _log.info(
         "tiles of products: %d measured, %d from %s, in %.0f s of at most %.0f at a load",
-        num_measured, num_found, kept.path, time.monotonic() - began, MOST_SECONDS,
+        len(measured), num_found, file, time.monotonic() - began, MOST_SECONDS,
     )  # fmt: skip
 
 
@@ -147,45 +149,22 @@ def _card(device: torch.device) -> list[Any]:
     return [gpu_kind(name), *capability]
 
 
-class KeptTiles:
-    """The tiles that were chosen on a kind of GPU, in a file that is replaced whole."""
-
-    def __init__(self, folder: Path, card: Sequence[Any]) -> None:
-        """Read what is kept, if anything is: a file that cannot be read, or is of another kind, is as good as none."""
-        self._card = list(card)
-        self.path = folder / f"tiles-{hashlib.sha256(json.dumps(self._card).encode()).hexdigest()[:16]}.json"
-        self._tiles, self._is_new = self._read(), False
-
-    def find(self, weight: Weight, num_lines: int) -> Tile | None:
-        """Return the tile that was chosen; None unless it is one of those that are measured now."""
-        kept = self._tiles.get(_key(weight, num_lines))
-        return next((tile for tile in weight.tiles(num_lines) if list(astuple(tile)) == kept), None)
-
-    def add(self, weight: Weight, num_lines: int, tile: Tile | None) -> None:
-        """Keep a choice, if there is one."""
-        if tile is not None:
-            self._tiles[_key(weight, num_lines)], self._is_new = list(astuple(tile)), True
-
-    def write(self) -> None:
-        """Write what is new, and what others have written meanwhile; a folder that cannot be written is told of."""
-        if not self._is_new:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.path.parent) as scratch:
-                made = Path(scratch) / "made"
-                made.write_text(json.dumps({"card": self._card, "tiles": {**self._read(), **self._tiles}}))
-                made.replace(self.path)
-        except OSError as error:
-            _log.warning("the next process measures tiles again, since they cannot be kept: %s", error)
-
-    def _read(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(self.path.read_text())
-            if kept["card"] == self._card and isinstance(kept["tiles"], dict):
-                return dict(kept["tiles"])
-        return {}
+def _kept(file: Path, card: list[Any]) -> dict[str, Any]:
+    """Return the sizes of the tiles that a file has for this card; none if it cannot be read or is of another one."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(file.read_text())
+        if content["card"] == card:
+            return dict(content["tiles"])
+    return {}
 
 
-def _key(weight: Weight, num_lines: int) -> str:
-    return f"{weight.num_outputs} x {weight.num_inputs} x {weight.num_weights}, {weight.dtype}, {num_lines} lines"
+def _keep(file: Path, card: list[Any], measured: dict[str, Any]) -> None:
+    """Replace a file by one that has these tiles, too; a folder that cannot be written is told of."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=file.parent) as scratch:
+            made = Path(scratch) / "made"
+            made.write_text(json.dumps({"card": card, "tiles": _kept(file, card) | measured}))
+            made.replace(file)
+    except OSError as error:
+        _log.warning("the next process measures tiles again, since they cannot be kept: %s", error)

@@ -6,29 +6,18 @@ Shapes: N tokens, Q query heads, H KV heads, D head size, X = (Q + 2 H) D, S slo
 import triton
 import triton.language as tl
 
+from decoding.gpu.kernels.linear import sum_of_parts
 from decoding.gpu.kernels.places import place_of
 
 
 @triton.jit
-def _read(
-    line_X,
-    bias_X,
-    query_NQD,
-    at_HD,
-    part_stride,
-    num_parts,
-    inside_HD,
-    HAS_PARTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
+def _read(line_X, bias_X, like, at_HD, part, num_parts, inside_HD, HAS_PARTS: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Return some numbers of a line: those of the product, or the sums of its parts in order and the bias, rounded."""
     if HAS_PARTS:
-        total_HD = tl.zeros(at_HD.shape, tl.float32)
-        for part in range(num_parts):
-            total_HD += tl.load(line_X + part * part_stride + at_HD, mask=inside_HD, other=0.0)
+        total_HD = sum_of_parts(line_X, at_HD, part, num_parts, inside_HD)
         if HAS_BIAS:
             total_HD += tl.load(bias_X + at_HD, mask=inside_HD, other=0.0).to(tl.float32)
-        x_HD = total_HD.to(query_NQD.dtype.element_ty)
+        x_HD = total_HD.to(like.dtype.element_ty)
     else:
         x_HD = tl.load(line_X + at_HD, mask=inside_HD, other=0.0)
     return x_HD

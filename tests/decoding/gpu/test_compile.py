@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(is_interpreted(), reason="a kernel is compiled o
 
 LINEAR = {"multiply"}
 ATTENTION = {"attend"}
-OTHERS = {"add_and_norm", "add_parts", "merge", "recur", "rms_norm", "split_heads"}
+OTHERS = {"add_parts", "merge", "recur", "rms_norm", "split_heads"}
 FORWARDS = [(1, 1), (64, 1), (128, 1), (128, 5), (2, 1024)]  # rows, and tokens of each
 HEAD_SIZE = 128
 NUM_POSITIONS, NUM_VISIBLE = 4097, 1088
@@ -80,7 +80,7 @@ def launches_of(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
         query_NQD = attention.split_and_store(qkv, *places)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
         out = linear.sums(found_NX, _empty(model.hidden_size, query_size), None)
-        linear.add_and_norm(out, hidden_NE, norm_E, 1e-6)
+        linear.add_parts(out, hidden_NE, norm_E, 1e-6)
         linear.multiply(hidden_NE, up_OI, None, gate=(up_OI, None))
         linear.multiply(inner_NX, down_OI, None, hidden_NE)  # of the last layer
         linear.multiply(hidden_NE, _empty(model.vocab_size, model.hidden_size), None)
@@ -158,7 +158,7 @@ def test_kernels_that_add_parts_add_squares_in_the_order_of_those_that_add_none(
     found: dict[object, dict[object, set[object]]] = {}
     for name, launch, compiled in programs:
         sizes, layouts = launch.arguments, (compiled.reduced_layouts, compiled.num_threads)
-        if name in ("rms_norm", "add_and_norm"):
+        if name == "rms_norm" or (name == "add_parts" and sizes["HAS_NORM"]):
             found.setdefault(sizes["PADDED_SIZE"], {}).setdefault(name, set()).add(layouts)
         elif name == "split_heads" and sizes["HAS_NORMS"]:
             found.setdefault("heads", {}).setdefault(sizes["HAS_PARTS"], set()).add(layouts)

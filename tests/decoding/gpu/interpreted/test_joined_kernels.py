@@ -75,7 +75,7 @@ def test_a_forward_starts_as_many_kernels_as_the_prediction_counts(monkeypatch):
         return type("Kernel", (), {"__getitem__": lambda self, grid: start})()
 
     for module, names in (
-        (linear_kernels, ("multiply", "add_parts", "add_and_norm", "rms_norm")),
+        (linear_kernels, ("multiply", "add_parts", "rms_norm")),
         (attention_kernels, ("attend", "merge")),
         (attention, ("split_heads",)),
     ):
