@@ -123,9 +123,8 @@ def of_speed_beside(other: str, what: str, least: float | None) -> Judge:
 def of_kernels(measured: Measured, kept: Kept) -> Iterator[Finding]:
     """Tell how our products and attention do beside the library and the memory, and where another tile is faster."""
     for each in measured["products"]:
-        yield from _of_tiles(
-            f"{each['product']}, {each['lines']} lines", each, f"{each['library_us']:.0f} us, the library"
-        )
+        beside = f"{each['present']}, by the clock; {each['library_us']:.0f} us, the library"
+        yield from _of_tiles(f"{each['product']}, {each['lines']} lines", each, beside)
     others = [f"{each['product']}@{each['lines']}" for each in measured["products"] if _has_other_bits(each)]
     found = ", ".join(others[:_MOST_NAMED]) or "none"
     yield Finding("products whose tiles give other bits", found, "none", not others)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu_check.kernels --json FILE`: our products and attention alone, with every tile.
 
 Products have the weights of an 8B model and are compared with the library's; attention reads the keys and values of
-its rows once, which is compared with the memory's bandwidth. A tile is chosen by these figures, so each one's numbers
-are compared, bit for bit, with those of the present tile.
+its rows once, which is compared with the memory's bandwidth. Each tile's numbers are compared, bit for bit, with those
+of the present one: of a product it is the one that the clock chooses when a model is loaded.
 
 Shapes: N lines, I inputs, O outputs, B rows, T tokens of each, Q query heads, H KV heads, D head size.
 """
@@ -10,7 +10,7 @@ Shapes: N lines, I inputs, O outputs, B rows, T tokens of each, Q query heads, H
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,6 +25,9 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.harness import write_json
 from decoding.gpu import attention, linear
+from decoding.gpu.tile_clock import fastest, gpu_clock
+from decoding.gpu.tiles import LINES as TIMED
+from decoding.gpu.tiles import Tile, Weight, served_with
 
 _NUM_REPLAYS = 9
 _MANY_BYTES = 300 << 20  # more than a cache holds
@@ -40,6 +43,11 @@ class Product(NamedTuple):
     outputs: int
     is_gated: bool = False
     is_added: bool = False
+
+    @property
+    def weight(self) -> Weight:
+        """What its tiles follow from."""
+        return Weight(self.outputs, self.inputs, torch.bfloat16, 2 if self.is_gated else 1)
 
 
 PRODUCTS = (
@@ -67,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check.kernels")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
-    every = sorted({tile for number in LINES for tile in tiles(number)}, key=str)
-    jobs = [*((tile, None) for tile in every), *((None, tiling) for tiling in TILINGS)]
+    every = [(tile, product) for product in PRODUCTS for number in TIMED for tile in product.weight.tiles(number)]
+    jobs = [*((each, None) for each in dict.fromkeys(every)), *((None, tiling) for tiling in TILINGS)]
     with ProcessPoolExecutor(_COMPILERS, mp_context=get_context("spawn")) as processes:
         list(processes.map(_compile, jobs))
     print("compiled", flush=True)
@@ -83,67 +91,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def tiles(num_lines: int) -> Iterator[linear._Tile]:
-    """Yield the tiles that may serve this many lines."""
-    few = next((size for size in (16, 32, 64, 128) if num_lines <= size), 128)
-    for lines in {few, min(256, 2 * few)} if num_lines > 64 else {few}:
-        for outputs, warps in ((64, 4), (64, 8), (128, 4), (128, 8), (256, 8)):
-            for stages in (3, 4, 5) if lines <= 64 else (3, 4):
-                if (outputs + lines) * 64 * 2 * stages <= 220 << 10 and outputs * lines <= 128 * 256:
-                    yield linear._Tile(outputs, lines, warps, stages)
-
-
-def _compile(job: tuple["linear._Tile | None", tuple[int, ...] | None]) -> None:
+def _compile(job: tuple[tuple[Tile, Product] | None, tuple[int, ...] | None]) -> None:
     """Compile a kernel with some tile, for the processes that come after."""
-    tile, tiling = job
+    of_product, tiling = job
     with suppress(*_DOES_NOT_FIT):
-        if tile is not None:
-            _product_with(tile, PRODUCTS[1], _operands(PRODUCTS[1], tile.lines, 1))
-            _product_with(_gated(tile), PRODUCTS[2], _operands(PRODUCTS[2], tile.lines, 1))
-            _product_with(tile, PRODUCTS[0], _operands(PRODUCTS[0], tile.lines, 1))
+        if of_product is not None:
+            tile, product = of_product
+            _product_with(tile, product, _operands(product, tile.lines, 1))
         if tiling is not None:
             _attend_with(tiling, _attention_operands(2, 1, 1))
 
 
 def measure_product(product: Product, num_lines: int) -> dict[str, Any]:
-    """Return the microseconds of the library, of the present tile, and of the others, fastest first."""
+    """Return the microseconds of the library, of the tile that the clock chooses, and of the others, fastest first."""
     weight_bytes = 2 * product.inputs * product.outputs * (2 if product.is_gated else 1)
     operands = _operands(product, num_lines, max(2, _MANY_BYTES // weight_bytes))
-    present = linear._Tile.of(num_lines, product.outputs, torch.bfloat16, 2 if product.is_gated else 1)
-    expected = _product_with(None, product, operands)[0].clone()
+    layers = [(_Layer(weight), _Layer(*gate) if gate else None) for _, weight, *gate, _ in operands]
+    present = fastest(product.weight, layers, served_with(num_lines), gpu_clock) or product.weight.first_tile(num_lines)
+    expected = _product_with(present, product, operands)[0].clone()
     found: list[dict[str, Any]] = []
-    for tile in tiles(num_lines):
-        chosen = _gated(tile) if product.is_gated else tile
+    for tile in product.weight.tiles(num_lines):
         try:
-            same = torch.equal(_product_with(chosen, product, operands)[0], expected)
-            took = _microseconds(partial(_product_with, chosen, product, operands), len(operands))
+            same = torch.equal(_product_with(tile, product, operands)[0], expected)
+            took = _microseconds(partial(_product_with, tile, product, operands), len(operands))
         except _DOES_NOT_FIT as error:  # a tile that does not fit this GPU
-            found.append({"tile": list(vars(chosen).values()), "error": repr(error)[:100]})
+            found.append({"tile": list(vars(tile).values()), "error": repr(error)[:100]})
             continue
-        found.append({"tile": list(vars(chosen).values()), "us": took, "is_same": same})
+        found.append({"tile": list(vars(tile).values()), "us": took, "is_same": same})
     found.sort(key=lambda each: each.get("us", 1e9))
     facts = {
         "product": product.name,
         "lines": num_lines,
         "library_us": _microseconds(lambda: _library(product, operands), len(operands)),
         "present": list(vars(present).values()),
-        "present_us": _microseconds(lambda: _product_with(None, product, operands), len(operands)),
+        "present_us": _microseconds(lambda: _product_with(present, product, operands), len(operands)),
         "gb": weight_bytes / 1e9,
         "tiles": found,
     }
     best = found[0]
     differ = [each["tile"] for each in found if not each.get("is_same", True)]
     print(
-        f"{product.name}@{num_lines}: library {facts['library_us']:.0f} us, ours {facts['present_us']:.0f} "
-        f"{facts['present']}, best {best['us']:.0f} {best['tile']}; other bits: {differ}",
+        f"{product.name}@{num_lines}: library {facts['library_us']:.0f} us, the clock chose {facts['present']}, "
+        f"{facts['present_us']:.0f} us, best {best['us']:.0f} {best['tile']}; other bits: {differ}",
         flush=True,
     )
     return facts
 
 
-def _gated(tile: linear._Tile) -> linear._Tile:
-    """Return a tile with as many sums when there are two in each place."""
-    return linear._Tile(max(64, tile.outputs // 2), tile.lines, tile.num_warps, tile.num_stages)
+class _Layer(NamedTuple):
+    """A layer as the clock reads it."""
+
+    weight: torch.Tensor
 
 
 def _operands(product: Product, num_lines: int, copies: int) -> list[tuple[torch.Tensor, ...]]:
@@ -161,19 +159,12 @@ def _operands(product: Product, num_lines: int, copies: int) -> list[tuple[torch
     ]
 
 
-def _product_with(
-    tile: "linear._Tile | None", product: Product, operands: list[tuple[torch.Tensor, ...]]
-) -> list[torch.Tensor]:
-    def compute() -> list[torch.Tensor]:
-        return [
-            linear.multiply(x, weight, None, added if product.is_added else None, (gate[0], None) if gate else None)
-            for x, weight, *gate, added in operands
-        ]
-
-    if tile is None:
-        return compute()
-    with patch.object(linear._Tile, "of", lambda *_, **__: tile):
-        return compute()
+def _product_with(tile: Tile, product: Product, operands: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    tiles = {(product.weight.num_weights, lines): tile for lines in TIMED}
+    return [
+        linear.multiply(x, weight, None, added if product.is_added else None, (gate[0], None) if gate else None, tiles)
+        for x, weight, *gate, added in operands
+    ]
 
 
 def _library(product: Product, operands: list[tuple[torch.Tensor, ...]]) -> None:

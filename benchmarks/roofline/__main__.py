@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = [_round(batch, found, num_tokens) for batch, found in headed.items()]
         show(title, ["tokens/s" if name == "plain/s" else name for name in _ROUND_HEADINGS], lines)
         print(
+            "products: by the tiles that are counted as the fastest; the clock may find none so fast (at 128 lines an "
+            "H100's library took 1.3 times as long)\n"
             "counted: tiles, programs, waves of programs, bytes, kernels; guessed: 7 TB/s of the second cache, keys at "
             "70 % of the bandwidth, 3 us a kernel, vLLM at 85 % of the ideal and 0.65 ms "
             "(benchmarks/roofline/launched.py)"

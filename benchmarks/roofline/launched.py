@@ -1,7 +1,11 @@
 """Launched: the time of a round as our kernels do it on a GPU of Hopper's kind, from what they launch.
 
 Counted, and held to what is launched and compiled by tests: the tiles of a product, the programs that they make, how
-many of these a multiprocessor runs at once, the bytes that they read, and the kernels of a layer. Guessed, each once:
+many of these a multiprocessor runs at once, the bytes that they read, and the kernels of a layer.
+
+The tile of a product is the one for which this counts the least of those among which a clock chooses on a GPU
+(`decoding/gpu/tile_clock.py`). The clock takes the best there is, and that may be slower than is counted: on an H100
+the library took 174 us for the products of a layer of 8b at 128 lines, for which 132 are counted. Guessed, each once:
 
 - A second level of cache that gives 7 TB/s. A program reads its own lines and weights from there, so a product of small
   tiles reads a weight several times.
@@ -33,7 +37,9 @@ from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 CACHE_BANDWIDTH = 7e12
 KEYS_SHARE = 0.7
 KERNEL_SECONDS = 3e-6
-OTHER_KERNELS = 4  # of a layer: two norms, the heads' rotation, and attention, if a program has all of a row
+# Four products, what adds their parts (two norms, the heads' rotation), and attention, if a program has all of a row.
+LAYER_KERNELS = 8
+OTHER_KERNELS = 3  # behind the last layer: the parts that no norm adds, the last norm, and the head
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
 # Of a round with a head, beside the target's: the first step with its picks and what it reads of its ring, each later
 # step, and what is left for the next round.
@@ -70,11 +76,10 @@ def launched_round(
     """
     forward = Forward.of_round(num_rows, 1 + num_drafted, positions_per_row)
     *of_layer, head = products_of(shape)
-    found = [product(gpu, forward.num_tokens, *sizes) for sizes in of_layer]
-    of_head, num_of_head = product(gpu, forward.num_tokens, *head)
-    num_kernels = shape.layers * (OTHER_KERNELS + sum(number for _, number in found)) + num_of_head
+    of_layers = shape.layers * sum(product(gpu, forward.num_tokens, *sizes) for sizes in of_layer)
+    num_kernels = shape.layers * LAYER_KERNELS + OTHER_KERNELS
     return Round(
-        products=shape.layers * sum(seconds for seconds, _ in found) + of_head,
+        products=of_layers + product(gpu, forward.num_tokens, *head),
         keys=size.cache_bytes_read(forward) / (KEYS_SHARE * gpu.bandwidth),
         kernels=KERNEL_SECONDS * num_kernels,
         peer=PEER_SECONDS + forward_seconds(gpu, size, forward) / PEER_SHARE,
@@ -115,28 +120,43 @@ def products_of(shape: Shape) -> tuple[tuple[int, int, int], ...]:
     return *of_attention, *of_mlp, (shape.vocab, shape.hidden, 1)
 
 
-def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_weights: int) -> tuple[float, int]:
-    """Return the seconds of a product in bfloat16, without those of starting it, and how many kernels it is."""
-    from decoding.gpu.linear import LaunchPlan  # needs Triton
+def product(gpu: Gpu, num_lines: int, num_outputs: int, num_inputs: int, num_weights: int) -> float:
+    """Return the seconds of a product in bfloat16, without those of starting it.
 
-    plan = LaunchPlan.of(num_lines, num_outputs, num_inputs, torch.bfloat16, num_weights)
-    num_programs = plan.num_tiles * (1 if plan.is_whole else plan.num_parts)
-    places = gpu.num_multiprocessors * num_at_once(plan.tile, num_weights)
+    Its tile is the one that takes the least of those among which the clock chooses on a GPU, which is not slower there
+    than this one.
+    """
+    from decoding.gpu.tiles import Weight  # its tiles are for Triton
+
+    weight = Weight(num_outputs, num_inputs, torch.bfloat16, num_weights)
+    return min(with_tile(gpu, num_lines, weight, tile) for tile in weight.tiles(num_lines))
+
+
+def with_tile(gpu: Gpu, num_lines: int, weight: Any, tile: Any) -> float:
+    """Return the seconds of a product with this tile of `decoding.gpu.tiles`."""
+    is_whole = tile.is_whole or weight.num_parts == 1
+    num_tiles = tile.num_tiles(num_lines, weight.num_outputs)
+    num_programs = num_tiles * (1 if is_whole else weight.num_parts)
+    places = gpu.num_multiprocessors * num_at_once(tile, weight.num_weights)
     filled = num_programs / (-(-num_programs // places) * places)
-    weights = 2 * num_weights * num_outputs * num_inputs
-    # Each tile reads its lines and its weights, of all inputs; parts are written and read once more, in float32.
-    cached = 2 * plan.num_tiles * (plan.tile.lines + num_weights * plan.tile.outputs) * num_inputs
-    if not plan.is_whole:
-        cached += 8 * plan.num_parts * num_lines * num_outputs
-    lines = -(-num_lines // plan.tile.lines) * plan.tile.lines
+    weights = 2 * weight.num_weights * weight.num_outputs * weight.num_inputs
+    # Each tile reads its lines and its weights, of all inputs; sums are written and read once more, in float32.
+    cached = 2 * num_tiles * (tile.lines + weight.num_weights * tile.outputs) * weight.num_inputs
+    if weight.num_parts > 1:
+        cached += 8 * (1 if is_whole else weight.num_parts) * num_lines * weight.num_outputs
+    lines = -(-num_lines // tile.lines) * tile.lines
     arithmetic = weights * lines / (COMPUTE_SHARE * gpu.flops)
-    seconds = max(weights / (BANDWIDTH_SHARE * gpu.bandwidth), max(cached / CACHE_BANDWIDTH, arithmetic) / filled)
-    return seconds, 1 if plan.is_whole else 2
+    seconds: float = max(
+        weights / (BANDWIDTH_SHARE * gpu.bandwidth), max(cached / CACHE_BANDWIDTH, arithmetic) / filled
+    )
+    return seconds
 
 
 def num_at_once(tile: Any, num_weights: int) -> int:
-    """Return how many programs with a tile of `decoding.gpu.linear` one multiprocessor runs at once.
+    """Return how many programs with a tile of `decoding.gpu.tiles` one multiprocessor runs at once.
 
-    Registers allow as many as memory and threads do; a test compares them.
+    A thread has registers for its sums, half as many more for what it multiplies, and some; a test compares the number
+    with that of the compiled programs.
     """
-    return _HOPPER.num_at_once(32 * tile.num_warps, tile.bytes_of_stage(num_weights) * tile.num_stages)
+    num_registers = 32 + 3 * tile.num_numbers(num_weights + tile.is_whole) // 2
+    return _HOPPER.num_at_once(32 * tile.num_warps, tile.num_bytes(num_weights), num_registers)

@@ -160,7 +160,7 @@ class GpuAttention:
 
     def __call__(
         self,
-        qkv_NX: torch.Tensor,
+        qkv_NX: Any,  # or its parts, as `Layer.project` leaves them
         slots: SlotLayer,
         norms: Norms | None,
         *,

@@ -25,12 +25,14 @@ from decoding.cache.features import Features
 from decoding.cache.kv_cache import KVCache
 from decoding.cache.plan import Plan
 from decoding.checkpoint.layer_subset import LayerRange
+from decoding.cpu.library import cache_folder
 from decoding.families.description import described
 from decoding.families.rotary import RotaryTables
 from decoding.fused.attention import Heads, KernelAttention, Window, attention_here
 from decoding.fused.kernels import TableAddresses
 from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
+from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu.available import kernels_run_on
 
 NOT_FUSED = "transformers' code runs in place of fused layers"  # how a `Target.fallback` begins
@@ -85,10 +87,20 @@ class FusedDecoder:
         make = partial(Layer, gate_is_gelu=description.gate_is_gelu, multiplier=description.residual_multiplier)
         kinds = description.kinds[self._range.first : self._range.end]
         self._layers = [make(layer, norm, family, kind=kind) for layer, kind in zip(own, kinds, strict=True)]
+        if self._like_1E.device.type == "cuda" and self.is_on_gpu:
+            from decoding.gpu.tile_clock import choose_tiles  # Triton is only where the kernels run
+
+            choose_tiles(self.measured, cache_folder())
         function = None if self.kernels is None else self.kernels.layers_function
         self._at_once: KernelLayers | None = None
         if function is not None and all(layer.is_ours for layer in self._layers):
             self._at_once = KernelLayers(function, self._layers, self._heads, self._range.first, self._like_1E.dtype)
+
+    @property
+    def measured(self) -> list[tuple[InvariantLinear, InvariantLinear | None]]:
+        """The products whose tiles are chosen by the clock on a GPU, each with its gate."""
+        of_head = [(self._head, None)] if isinstance(self._head, InvariantLinear) else []
+        return [product for layer in self._layers for product in layer.measured] + of_head
 
     def before_kernels(self, begin: Callable[[], None]) -> bool:
         """Call `begin` before the kernels next run all layers in one call; return False if there is no such call."""
@@ -185,16 +197,17 @@ class FusedDecoder:
         attention = attention_here(*here, other_tables=tables.pairs[1:])
         if num_tokens < self._fewest_lines:
             fed_N = torch.cat((fed_N, fed_N[-1:].expand(self._fewest_lines - num_tokens, *fed_N.shape[1:])))
-        hidden_NE = self._embedded(fed_N)
-        for index, layer in enumerate(self._layers, self._range.first):
+        hidden_NE, normed_NE = self._embedded(fed_N), None
+        next_norms = [*(layer.attention_norm for layer in self._layers[1:]), None]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True), self._range.first):
             if features is not None:
                 features.keep(index, hidden_NE[:num_tokens])
             is_wanted = index < self._range.end - 1 or is_last_wanted
-            fed = layer.project(hidden_NE), cache.slot_layer(index), layer.norms
+            fed = layer.project(hidden_NE, normed_NE), cache.slot_layer(index), layer.norms
             found_NX = attention(*fed, is_wanted=is_wanted, kind=layer.kind)
             if found_NX is None:
                 break
-            hidden_NE = layer.finish(hidden_NE, found_NX)
+            hidden_NE, normed_NE = layer.finish_and_norm(hidden_NE, found_NX, next_norm)
         self._finish(features, hidden_NE[:num_tokens])
         return hidden_NE[:num_tokens]
 

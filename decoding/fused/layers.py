@@ -24,7 +24,7 @@ from decoding.fp8.linear import Fp8Linear
 from decoding.fused import kernels
 from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
-from decoding.fused.packed_linear import LinearSlice, Packed
+from decoding.fused.packed_linear import InvariantLinear, LinearSlice, Packed
 from decoding.gpu.available import kernels_run_on
 
 # Lines, weight, epsilon; for families whose norms are others than Llama's also the offset, and whether it is centered.
@@ -56,6 +56,11 @@ class Norm:
 
     def __call__(self, x_NE: torch.Tensor) -> torch.Tensor:
         return x_NE if self.weight is None else self._function(x_NE, self.weight, self.epsilon, *self._given)
+
+    @property
+    def is_llamas(self) -> bool:
+        """Whether there is a norm, and it is the one that our GPU kernels compute."""
+        return self.weight is not None and not any(self._others)
 
     def described(self) -> kernels.Norm:
         """Describe the norm for the kernel, by the address of its weight."""
@@ -105,35 +110,63 @@ class Layer:
         """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
         return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in self._linears)
 
-    def project(self, hidden_NE: torch.Tensor) -> torch.Tensor:
-        """Compute queries, keys and values of every token, side by side."""
-        qkv_NX: torch.Tensor = self.qkv(self.attention_norm(hidden_NE))
-        return qkv_NX
+    @property
+    def measured(self) -> list[tuple[InvariantLinear, InvariantLinear | None]]:
+        """The products whose tiles are chosen by the clock, each with its gate."""
+        alone = [self.qkv, self.out, self.down, *([] if self._is_gated else [self.gate, self.up])]
+        products = [(linear, None) for linear in alone] + ([(self.up, self.gate)] if self._is_gated else [])
+        return [(linear, gate) for linear, gate in products if isinstance(linear, InvariantLinear)]
+
+    @property
+    def _is_gated(self) -> bool:
+        """Whether one operation multiplies with gate and up."""
+        return self.gate is not self.up and isinstance(self.up, Packed) and not self.gate_is_gelu
+
+    def project(self, hidden_NE: torch.Tensor, normed_NE: torch.Tensor | None = None) -> Any:
+        """Compute queries, keys and values of every token, side by side; of our GPU kernels' products the parts.
+
+        `normed_NE` are the hidden states after `attention_norm`, if they are known.
+        """
+        if normed_NE is None:
+            normed_NE = self.attention_norm(hidden_NE)
+        return self.qkv.sums(normed_NE) if isinstance(self.qkv, InvariantLinear) else self.qkv(normed_NE)
 
     def finish(self, hidden_NE: torch.Tensor, found_NX: torch.Tensor) -> torch.Tensor:
         """Compute the hidden states after this layer from the output of its attention."""
+        return self.finish_and_norm(hidden_NE, found_NX, None)[0]
+
+    def finish_and_norm(
+        self, hidden_NE: torch.Tensor, found_NX: torch.Tensor, norm: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what `finish` does, and what `norm` makes of it."""
         normed_NE = self.attention_norm(hidden_NE) if self.is_parallel else None
-        hidden_NE = self._added(self.out, self.after_attention, found_NX, hidden_NE)
-        read_NE = self.mlp_norm(hidden_NE) if normed_NE is None else normed_NE
-        return self._added(self.down, self.after_mlp, self.gated(read_NE), hidden_NE)
+        hidden_NE, read_NE = self._added(self.out, self.after_attention, found_NX, hidden_NE, self.mlp_norm)
+        gated_NX = self.gated(read_NE if normed_NE is None else normed_NE)
+        return self._added(self.down, self.after_mlp, gated_NX, hidden_NE, norm)
 
     def gated(self, normed_NE: torch.Tensor) -> torch.Tensor:
         """Compute what the last product of the layer reads."""
+        gated_NX: torch.Tensor
+        if self._is_gated:
+            gated_NX = self.up.gated(normed_NE, self.gate)
+            return gated_NX
         if self.gate is self.up:
             gate_NX, up_NX = self.gate(normed_NE).chunk(2, dim=-1)
-        elif isinstance(self.up, Packed) and not self.gate_is_gelu:
-            return self.up.gated(normed_NE, self.gate)
         else:
             gate_NX, up_NX = self.gate(normed_NE), self.up(normed_NE)
         opened_NX = gelu(gate_NX, approximate="tanh") if self.gate_is_gelu else silu(gate_NX)
-        gated_NX: torch.Tensor = opened_NX * up_NX
+        gated_NX = opened_NX * up_NX
         return gated_NX
 
-    def _added(self, linear: Any, after: Norm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if after.weight is None and self.multiplier == 1.0:
-            return _add(linear, x, residual)
-        out: torch.Tensor = residual + after(linear(x)) * self.multiplier
-        return out
+    def _added(
+        self, linear: Any, after: Norm, x: torch.Tensor, residual: torch.Tensor, norm: Norm | None
+    ) -> tuple[torch.Tensor, Any]:
+        """Return a product added to the stream, and what the next norm makes of that, by one kernel where there is."""
+        is_plain = after.weight is None and self.multiplier == 1.0
+        if is_plain and norm is not None and norm.is_llamas and isinstance(linear, InvariantLinear):
+            return linear.plus_and_norm(x, residual, norm.weight, norm.epsilon)
+        out = _add(linear, x, residual) if is_plain else residual + after(linear(x)) * self.multiplier
+        return out, None if norm is None else norm(out)
 
 
 class KernelLayers:

@@ -18,6 +18,7 @@ from decoding.device import give_back_freed_memory
 from decoding.fp8.linear import Fp8Linear
 from decoding.fused.coded_linear import CodedLinear, coded_layer
 from decoding.fused.linear import KernelLinear, PackedEmbedding, kernel_function
+from decoding.gpu.tiles import NO_TILES
 
 _GEMMAS = (f"Gemma{version}TextScaledWordEmbedding" for version in ("", "2", "3"))
 _EMBEDDINGS = {"Embedding", *_GEMMAS}  # whose lines, or these times a scale, are all they give
@@ -36,19 +37,30 @@ class InvariantLinear(torch.nn.Module):
         self.bias = None if bias_O is None else torch.nn.Parameter(bias_O.detach(), requires_grad=False)
         self.out_features, self.in_features = weight_OI.shape
         self._products = linear
+        self.tiles = NO_TILES  # `decoding/gpu/tile_clock.py` chooses them
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute `x W^T + b`, [..., O]."""
-        out_NO = self._products.multiply(x.reshape(-1, self.in_features), self.weight, self.bias)
+        out_NO = self._products.multiply(x.reshape(-1, self.in_features), self.weight, self.bias, tiles=self.tiles)
         return out_NO.view(*x.shape[:-1], self.out_features)
 
     def plus(self, x_NI: torch.Tensor, other_NO: torch.Tensor) -> torch.Tensor:
         """Compute `(x W^T + b) + other`, rounded once."""
-        return self._products.multiply(x_NI, self.weight, self.bias, other_NO)
+        return self._products.multiply(x_NI, self.weight, self.bias, other_NO, tiles=self.tiles)
+
+    def sums(self, x_NI: torch.Tensor) -> Any:
+        """Compute `x W^T + b` for a kernel that adds up its parts."""
+        return self._products.sums(x_NI, self.weight, self.bias, self.tiles)
+
+    def plus_and_norm(
+        self, x_NI: torch.Tensor, other_NO: torch.Tensor, norm_O: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `plus` does, and the root mean square normalization of it with these weights."""
+        return self._products.add_parts(self.sums(x_NI), other_NO, norm_O, epsilon)
 
     def gated(self, x_NI: torch.Tensor, gate: "InvariantLinear") -> torch.Tensor:
         """Compute `silu(gate(x)) * (x W^T + b)`, rounded once."""
-        return self._products.multiply(x_NI, self.weight, self.bias, None, (gate.weight, gate.bias))
+        return self._products.multiply(x_NI, self.weight, self.bias, None, (gate.weight, gate.bias), self.tiles)
 
 
 class PackedLinear(torch.nn.Module):

@@ -17,6 +17,7 @@ import torch
 from decoding.gpu.available import HALF_AS_ROOMY, ROOMY, is_interpreted, shared_memory
 from decoding.gpu.kernels import attention as kernels
 from decoding.gpu.kernels.heads import split_heads
+from decoding.gpu.linear import Sums
 
 CHUNK = 256  # positions; a chunk's part is computed by itself, and parts are added in order
 _ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: fewer are divided into one for each chunk
@@ -149,7 +150,7 @@ def attend(
 
 
 def split_and_store(
-    qkv_NX: torch.Tensor,
+    qkv_NX: torch.Tensor | Sums,
     keys_SHPD: torch.Tensor,
     values_SHPD: torch.Tensor,
     rows: TokenRows,
@@ -159,19 +160,27 @@ def split_and_store(
 ) -> torch.Tensor:
     """Return the rotated queries [N, Q, D]; rotated keys, and values, are stored at the written positions.
 
+    Of a product whose parts are not added yet they are added first.
     The rotary tables are cos, and sin with the sign of the rotation: out = x * cos + swapped(x) * sin. `norms` are the
     weights [D] of the normalization that some models apply to each query and key, and their epsilon.
     """
-    num_tokens, num_kv_heads, head_size = len(qkv_NX), keys_SHPD.shape[1], keys_SHPD.shape[3]
-    num_query_heads = qkv_NX.shape[1] // head_size - 2 * num_kv_heads
+    num_kv_heads, head_size = keys_SHPD.shape[1], keys_SHPD.shape[3]
+    if isinstance(qkv_NX, Sums):
+        product, bias_X, num_parts = qkv_NX.parts_CNO, qkv_NX.bias_O, len(qkv_NX.parts_CNO)
+    else:
+        product, bias_X, num_parts = qkv_NX, None, 0
+    num_tokens = product.shape[-2]
+    num_query_heads = product.shape[-1] // head_size - 2 * num_kv_heads
     query_NQD = qkv_NX.new_empty(num_tokens, num_query_heads, head_size)
     query_norm_D, key_norm_D, epsilon = norms or (*tables_PD, 0.0)
     table, table_stride, page = rows.paging(keys_SHPD)
     split_heads[num_tokens, -(-(num_query_heads + 2 * num_kv_heads) // _HEADS_AT_ONCE)](
-        qkv_NX, query_NQD, keys_SHPD, values_SHPD, *tables_PD, query_norm_D, key_norm_D,
-        rows.slots_N, rows.positions_N, written_N, table, num_query_heads, num_kv_heads, len(tables_PD[0]),
-        keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), table_stride, epsilon,
+        product, product if bias_X is None else bias_X, query_NQD, keys_SHPD, values_SHPD, *tables_PD, query_norm_D,
+        key_norm_D, rows.slots_N, rows.positions_N, written_N, table, num_tokens, num_parts, num_query_heads,
+        num_kv_heads, len(tables_PD[0]), keys_SHPD.stride(0), keys_SHPD.stride(2), keys_SHPD.stride(1), table_stride,
+        epsilon,
         HEAD_SIZE=head_size, PADDED_SIZE=max(16, 1 << (head_size - 1).bit_length()), HEADS=_HEADS_AT_ONCE,
-        PAGE=page, HAS_NORMS=norms is not None, num_warps=4, enable_fp_fusion=False,
+        PAGE=page, HAS_NORMS=norms is not None, HAS_PARTS=num_parts > 0, HAS_BIAS=bias_X is not None, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return query_NQD

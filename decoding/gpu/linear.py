@@ -6,95 +6,14 @@ the text would depend on the batch. `decoding/gpu/kernels/linear.py` adds in an 
 Shapes: N lines, I inputs, O outputs, C parts, E numbers of a line.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from decoding.gpu.available import ROOMY, is_interpreted, shared_memory
 from decoding.gpu.kernels import linear as kernels
+from decoding.gpu.tiles import NO_TILES, Tile, Tiles, Weight
 
-_OUTPUTS = 64  # of a tile: the rows of one instruction of Hopper's tensor cores
-_MANY = 128  # lines of a tile, and its outputs where there are more lines than that
-_FEW_LINES = (16, 32, 64, _MANY)  # of a tile
-_ENOUGH_PROGRAMS = 256  # about two for each multiprocessor
-# Of tiles with more outputs or lines: fewer would leave multiprocessors without one.
-_WORTH_MORE_OUTPUTS, _WORTH_MOST_LINES = 80, 1024
-_STEP_OF_16_BITS = 64  # inputs of one step of a sum
-_LEAST_PART = 512  # inputs: a smaller part costs more to add than it saves
-_ADDED_AT_ONCE = 1024  # outputs
 _NUMBERS_OF_A_WARP = 512  # of a norm
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """The sizes of a program. None of them changes the order in which a line's numbers are added."""
-
-    outputs: int
-    lines: int
-    num_warps: int
-    num_stages: int
-
-    @classmethod
-    def of(
-        cls, num_lines: int, num_outputs: int, dtype: torch.dtype, num_weights: int = 1, num_parts: int = 1
-    ) -> "_Tile":
-        """Choose a tile for this many lines; `num_weights` products are computed at once, in this many parts.
-
-        The choices are those that were the fastest on an H100 (`python -m benchmarks.gpu_check.kernels`).
-        """
-        if dtype.itemsize > 2:  # no tensor cores: a tile's numbers are in registers
-            return cls(_OUTPUTS, 32, num_warps=8, num_stages=2)
-        if num_lines > _MANY:
-            outputs, num_stages = _OUTPUTS if num_weights == 2 else _MANY, 3
-            least_programs = {_MANY: _WORTH_MORE_OUTPUTS}  # by the lines of a tile
-            if shared_memory() >= ROOMY:  # on an A100, four stages spill registers
-                num_stages = 4
-                least_programs = {2 * _MANY: _WORTH_MOST_LINES // num_weights**2, **least_programs}
-            for lines, least in least_programs.items():
-                if -(-num_lines // lines) * -(-num_outputs // outputs) >= least:
-                    return cls(outputs, lines, num_warps=8, num_stages=num_stages)._fitting(num_weights)
-        lines = next((lines for lines in _FEW_LINES if num_lines <= lines), _MANY)
-        num_stages = 5 if lines <= 32 else 4 if num_parts > 1 or num_lines > _MANY else 3
-        return cls(_OUTPUTS, lines, num_warps=8 if lines == _MANY else 4, num_stages=num_stages)._fitting(num_weights)
-
-    def _fitting(self, num_weights: int) -> "_Tile":
-        """Return this with as many stages as the GPU's memory of a program has room for."""
-        most = shared_memory() // self.bytes_of_stage(num_weights)
-        return replace(self, num_stages=max(2, min(self.num_stages, most)))
-
-    def bytes_of_stage(self, num_weights: int) -> int:
-        """Return the fast memory that a step takes of numbers of 16 bits, with one weight or two at once."""
-        return (self.outputs * num_weights + self.lines) * _STEP_OF_16_BITS * 2
-
-    def options(self, dtype: torch.dtype) -> dict[str, int | bool]:
-        """Return the sizes as the kernels take them."""
-        sizes = {"LINES": self.lines, "OUTPUTS": self.outputs, "INPUTS": _step(dtype), "WIDENED": is_interpreted()}
-        return sizes | {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """How a product is divided among programs: by tiles and, if a weight has few outputs, by parts of its inputs."""
-
-    tile: _Tile
-    num_tiles: int
-    part_size: int  # inputs
-    num_parts: int
-
-    @classmethod
-    def of(
-        cls, num_lines: int, num_outputs: int, num_inputs: int, dtype: torch.dtype, num_weights: int = 1
-    ) -> "LaunchPlan":
-        """Plan the product of lines with a weight [O, I], or with two at once."""
-        part_size = _part_size(num_outputs, num_inputs, dtype) if num_weights == 1 else num_inputs
-        num_parts = -(-num_inputs // part_size)
-        tile = _Tile.of(num_lines, num_outputs, dtype, num_weights, num_parts)
-        return cls(tile, -(-num_lines // tile.lines) * -(-num_outputs // tile.outputs), part_size, num_parts)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a program has all parts of its outputs; else `add_parts` adds them."""
-        return self.num_parts == 1 or self.tile.outputs > _OUTPUTS
 
 
 def multiply(
@@ -103,51 +22,90 @@ def multiply(
     bias_O: torch.Tensor | None,
     added_NO: torch.Tensor | None = None,
     gate: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+    tiles: Tiles = NO_TILES,
 ) -> torch.Tensor:
     """Compute `x W^T + bias + added`, [N, O], rounded once.
 
     With a gate, a weight G and its bias, it is `silu(x G^T + gate bias) * (x W^T + bias)`; both have a bias, or none.
+    The numbers do not depend on the `tiles`.
     """
-    (num_lines, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
-    if x_NI.stride(-1) != 1:  # the numbers of a line lie end to end
-        x_NI = x_NI.contiguous()
-    out_NO = x_NI.new_empty(num_lines, num_outputs)
-    if not num_lines:
-        return out_NO
-    plan = LaunchPlan.of(num_lines, num_outputs, num_inputs, x_NI.dtype, 1 if gate is None else 2)
-    bias = weight_OI if bias_O is None else bias_O
-    gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
-    added = out_NO if added_NO is None else added_NO.contiguous()
-    has = {"HAS_BIAS": bias_O is not None, "HAS_ADDED": added_NO is not None}
-    parts, is_whole = out_NO, plan.is_whole
-    if not is_whole:
-        parts = x_NI.new_empty((plan.num_parts, num_lines, num_outputs), dtype=torch.float32)
-    kernels.multiply[plan.num_tiles, 1 if is_whole else plan.num_parts](
-        x_NI, weight_OI, gate_OI, bias, bias if gate_bias_O is None else gate_bias_O, added, parts, num_lines,
-        num_outputs, num_inputs, x_NI.stride(0), plan.part_size, HAS_PARTS=is_whole and plan.num_parts > 1,
-        IS_GATED=gate is not None, **{name: is_whole and value for name, value in has.items()},
-        **plan.tile.options(weight_OI.dtype),
-    )  # fmt: skip
-    if not is_whole:
-        kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-            parts, bias, added, out_NO, num_lines, num_outputs, plan.num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+    weight = _weight(x_NI, weight_OI, 1 if gate is None else 2)
+    tile = weight.tile(len(x_NI), tiles)
+    if weight.num_parts > 1 and not tile.is_whole:
+        return add_parts(sums(x_NI, weight_OI, bias_O, tiles), added_NO)[0]
+    out_NO = x_NI.new_empty(len(x_NI), weight.num_outputs)
+    _start(x_NI, weight, tile, (weight_OI, bias_O), gate, added_NO, out_NO)
     return out_NO
 
 
-def _step(dtype: torch.dtype) -> int:
-    """Return the inputs of one step of a sum."""
-    return _STEP_OF_16_BITS if dtype.itemsize <= 2 else 32
+@dataclass(frozen=True)
+class Sums:
+    """A product whose parts are not added yet, so that what reads it adds them: in order, then the bias."""
+
+    parts_CNO: torch.Tensor  # float32; one, if the program of a tile has all
+    bias_O: torch.Tensor | None
+    dtype: torch.dtype  # to which a sum is rounded
+
+    def new_empty(self, *shape: int) -> torch.Tensor:
+        """Return a tensor in the dtype of the product."""
+        return self.parts_CNO.new_empty(shape, dtype=self.dtype)
 
 
-def _part_size(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> int:
-    """Return the inputs of a part: enough parts for few lines to have many programs, and none too small."""
-    num_tiles, num_parts = -(-num_outputs // _OUTPUTS), 1
-    while num_tiles * num_parts < _ENOUGH_PROGRAMS and num_inputs // (2 * num_parts) >= _LEAST_PART:
-        num_parts *= 2
-    step = _step(dtype)
-    return -(-num_inputs // (num_parts * step)) * step
+def sums(x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, tiles: Tiles = NO_TILES) -> Sums:
+    """Compute `x W^T` for a kernel that adds its parts and the bias, with the numbers of `multiply`."""
+    weight = _weight(x_NI, weight_OI, 1)
+    tile = weight.tile(len(x_NI), tiles)
+    num_sums = 1 if tile.is_whole else weight.num_parts
+    parts_CNO = x_NI.new_empty((num_sums, len(x_NI), weight.num_outputs), dtype=torch.float32)
+    _start(x_NI, weight, tile, (weight_OI, None), None, None, parts_CNO)
+    return Sums(parts_CNO, bias_O, x_NI.dtype)
+
+
+def add_parts(
+    of: Sums, added_NE: torch.Tensor | None, norm_E: torch.Tensor | None = None, epsilon: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a product and what is added to it [N, E], rounded once, and `rms_norm` of that, if asked."""
+    num_parts, num_lines, size = of.parts_CNO.shape
+    out_NE = of.new_empty(num_lines, size)
+    normed_NE = out_NE if norm_E is None else of.new_empty(num_lines, size)
+    if num_lines:
+        kernels.add_parts[(num_lines,)](
+            of.parts_CNO, out_NE if of.bias_O is None else of.bias_O,
+            out_NE if added_NE is None else added_NE.contiguous(), out_NE if norm_E is None else norm_E, out_NE,
+            normed_NE, num_lines, size, num_parts, epsilon, HAS_BIAS=of.bias_O is not None,
+            HAS_ADDED=added_NE is not None, HAS_NORM=norm_E is not None, **_norm_sizes(size),
+        )  # fmt: skip
+    return out_NE, normed_NE
+
+
+def _weight(x_NI: torch.Tensor, weight_OI: torch.Tensor, num_weights: int) -> Weight:
+    return Weight(weight_OI.shape[0], weight_OI.shape[1], x_NI.dtype, num_weights)
+
+
+def _start(
+    x_NI: torch.Tensor,
+    weight: Weight,
+    tile: Tile,
+    factors: tuple[torch.Tensor, torch.Tensor | None],
+    gate: tuple[torch.Tensor, torch.Tensor | None] | None,
+    added_NO: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Start the programs of a product, with a weight [O, I] and its bias, that write `out` [N, O] or parts of it."""
+    if x_NI.stride(-1) != 1:  # the numbers of a line lie end to end
+        x_NI = x_NI.contiguous()
+    num_lines, (weight_OI, bias_O) = len(x_NI), factors
+    if not num_lines:
+        return
+    bias = weight_OI if bias_O is None else bias_O
+    gate_OI, gate_bias_O = (weight_OI, None) if gate is None else gate
+    num_programs = 1 if tile.is_whole else weight.num_parts
+    kernels.multiply[tile.num_tiles(num_lines, weight.num_outputs), num_programs](
+        x_NI, weight_OI, gate_OI, bias, bias if gate_bias_O is None else gate_bias_O,
+        out if added_NO is None else added_NO.contiguous(), out, num_lines, weight.num_outputs, weight.num_inputs,
+        x_NI.stride(0), weight.part_size, HAS_PARTS=tile.is_whole, IS_GATED=gate is not None,
+        HAS_BIAS=bias_O is not None, HAS_ADDED=added_NO is not None, **tile.options(weight_OI.dtype),
+    )  # fmt: skip
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -156,9 +114,12 @@ def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, epsilon: float) -> torc
     out_NE = torch.empty_like(x_NE)
     num_lines, size = x_NE.shape
     if num_lines:
-        padded_size = 1 << (size - 1).bit_length()
-        num_warps = max(1, min(16, padded_size // _NUMBERS_OF_A_WARP))
-        kernels.rms_norm[(num_lines,)](
-            x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE=padded_size, num_warps=num_warps, enable_fp_fusion=False
-        )
+        kernels.rms_norm[(num_lines,)](x_NE, weight_E, out_NE, size, epsilon, **_norm_sizes(size))
     return out_NE
+
+
+def _norm_sizes(size: int) -> dict[str, int | bool]:
+    """Return the sizes of a program that has a line of this size."""
+    padded_size = 1 << (size - 1).bit_length()
+    num_warps = max(1, min(16, padded_size // _NUMBERS_OF_A_WARP))
+    return {"PADDED_SIZE": padded_size, "num_warps": num_warps, "enable_fp_fusion": False}

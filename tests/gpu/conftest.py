@@ -50,11 +50,10 @@ def _miniature(device: str) -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         if device == "cpu":
-            from decoding.gpu import linear
+            from decoding.gpu.tiles import Tile, Weight
 
             patch.setattr(language_model, "CudaRecorder", lambda: RecordedRun)
-            patch.setattr(linear, "_FEW_LINES", (32,))
-            patch.setattr(linear, "_MANY", 32)
+            patch.setattr(Weight, "first_tile", lambda *_: Tile(64, 32, num_warps=4, num_stages=3))
             patch.setattr(invariance, "_LONGEST_PROMPT", 6)
             patch.setattr(invariance, "_NUM_SCORED", 4)
             patch.setattr(invariance, "_FORWARDS", ((1, 4), (2, 1), (3, 2)))

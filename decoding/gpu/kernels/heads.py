@@ -6,12 +6,28 @@ Shapes: N tokens, Q query heads, H KV heads, D head size, X = (Q + 2 H) D, S slo
 import triton
 import triton.language as tl
 
+from decoding.gpu.kernels.linear import sum_of_parts
 from decoding.gpu.kernels.places import place_of
 
 
 @triton.jit
+def _read(line_X, bias_X, like, at_HD, part, num_parts, inside_HD, HAS_PARTS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return some numbers of a line: those of the product, or the sums of its parts in order and the bias, rounded."""
+    if HAS_PARTS:
+        total_HD = sum_of_parts(line_X, at_HD, part, num_parts, inside_HD)
+        if HAS_BIAS:
+            total_HD += tl.load(bias_X + at_HD, mask=inside_HD, other=0.0).to(tl.float32)
+        x_HD = total_HD.to(like.dtype.element_ty)
+    else:
+        x_HD = tl.load(line_X + at_HD, mask=inside_HD, other=0.0)
+    return x_HD
+
+
+# One program serves any number of parts: another one could add the squares of a head in another order.
+@triton.jit(do_not_specialize=["num_lines", "num_parts"])
 def split_heads(
-    qkv_NX,
+    qkv_NX,  # with HAS_PARTS its parts [C, N, X], in float32
+    bias_X,
     query_NQD,
     keys_SPHD,
     values_SPHD,
@@ -23,6 +39,8 @@ def split_heads(
     positions_N,
     written_N,
     pages_SC,
+    num_lines,
+    num_parts,
     num_query_heads,
     num_kv_heads,
     num_turns,  # lines of the rotary tables
@@ -36,6 +54,8 @@ def split_heads(
     HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    HAS_PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):
     """Turn queries and keys, after their norms, and store a token's keys and values: program (token, some heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -46,10 +66,12 @@ def split_heads(
     is_query_H, is_value_H = head_H < num_query_heads, head_H >= num_query_heads + num_kv_heads
     inside_D = size_D < HEAD_SIZE
     inside_HD = (head_H < num_heads)[:, None] & inside_D[None]
-    line_H = qkv_NX + (token * num_heads + head_H) * HEAD_SIZE
-    x_HD = tl.load(line_H[:, None] + size_D[None], mask=inside_HD, other=0.0)
-    turned_HD, other_HD = x_HD.to(tl.float32), tl.load(line_H[:, None] + swapped_D[None], mask=inside_HD, other=0.0)
-    other_HD = other_HD.to(tl.float32)
+    head_H1, line_X = head_H[:, None] * HEAD_SIZE, qkv_NX + token * num_heads * HEAD_SIZE
+    part = num_lines.to(tl.int64) * num_heads * HEAD_SIZE
+    at_HD, other_at_HD = head_H1 + size_D[None], head_H1 + swapped_D[None]
+    x_HD = _read(line_X, bias_X, query_NQD, at_HD, part, num_parts, inside_HD, HAS_PARTS, HAS_BIAS)
+    other_HD = _read(line_X, bias_X, query_NQD, other_at_HD, part, num_parts, inside_HD, HAS_PARTS, HAS_BIAS)
+    turned_HD, other_HD = x_HD.to(tl.float32), other_HD.to(tl.float32)
     if HAS_NORMS:
         square_H = tl.sum(turned_HD * turned_HD, 1)
         factor_H1 = (1.0 / tl.sqrt(square_H / HEAD_SIZE + epsilon))[:, None]

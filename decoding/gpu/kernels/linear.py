@@ -112,32 +112,54 @@ def multiply(
     tl.store(out_NO + at_NO, total_NO.to(out_NO.dtype.element_ty), mask=inside_NO)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit
+def sum_of_parts(parts, at, part_stride, num_parts, inside):
+    """Add the parts of some numbers in order; the parts of a number are a stride apart."""
+    total = tl.zeros(at.shape, tl.float32)
+    for part in range(num_parts):
+        total += tl.load(parts + part * part_stride + at, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
+def _normed(x_E, weight_E, index_E, inside_E, size, epsilon):
+    """Compute x / rms(x) * weight of one line in float32, and 0 beyond its end."""
+    weight = tl.load(weight_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    return x_E * (1.0 / tl.sqrt(tl.sum(x_E * x_E, 0) / size + epsilon)) * weight
+
+
+# One program serves any number of parts: another one could add the squares of a line in another order.
+@triton.jit(do_not_specialize=[*VARYING, "num_parts"])
 def add_parts(
-    parts_CNO,
-    bias_O,
-    added_NO,
-    out_NO,
+    parts_CNE,
+    bias_E,
+    added_NE,
+    norm_E,
+    out_NE,
+    normed_NE,
     num_lines,
-    num_outputs,
+    size,
     num_parts,
-    OUTPUTS: tl.constexpr,
+    epsilon,
+    PADDED_SIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_ADDED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
-    """Add the parts of a line in order, then bias and added, rounded once: program (line, outputs)."""
-    line = tl.program_id(0).to(tl.int64)
-    output_O = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    inside_O = output_O < num_outputs
-    total_O = tl.zeros([OUTPUTS], tl.float32)
-    for part in range(num_parts):
-        total_O += tl.load(parts_CNO + (part * num_lines + line) * num_outputs + output_O, mask=inside_O, other=0.0)
-    at_O = line * num_outputs + output_O
+    """Add the parts of a line in order, then bias and added, rounded once; with HAS_NORM also `rms_norm` of it."""
+    line = tl.program_id(0).to(tl.int64) * size
+    index_E = tl.arange(0, PADDED_SIZE)
+    inside_E = index_E < size
+    total_E = sum_of_parts(parts_CNE, line + index_E, num_lines.to(tl.int64) * size, num_parts, inside_E)
     if HAS_BIAS:
-        total_O += tl.load(bias_O + output_O, mask=inside_O, other=0.0).to(tl.float32)
+        total_E += tl.load(bias_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
     if HAS_ADDED:
-        total_O += tl.load(added_NO + at_O, mask=inside_O, other=0.0).to(tl.float32)
-    tl.store(out_NO + at_O, total_O.to(out_NO.dtype.element_ty), mask=inside_O)
+        total_E += tl.load(added_NE + line + index_E, mask=inside_E, other=0.0).to(tl.float32)
+    rounded_E = total_E.to(out_NE.dtype.element_ty)
+    tl.store(out_NE + line + index_E, rounded_E, mask=inside_E)
+    if HAS_NORM:
+        normed_E = _normed(rounded_E.to(tl.float32), norm_E, index_E, inside_E, size, epsilon)
+        tl.store(normed_NE + line + index_E, normed_E.to(normed_NE.dtype.element_ty), mask=inside_E)
 
 
 @triton.jit
@@ -147,6 +169,5 @@ def rms_norm(x_NE, weight_E, out_NE, size, epsilon, PADDED_SIZE: tl.constexpr):
     index_E = tl.arange(0, PADDED_SIZE)
     inside_E = index_E < size
     x_E = tl.load(x_NE + line + index_E, mask=inside_E, other=0.0).to(tl.float32)
-    weight = tl.load(weight_E + index_E, mask=inside_E, other=0.0).to(tl.float32)
-    factor = 1.0 / tl.sqrt(tl.sum(x_E * x_E, 0) / size + epsilon)
-    tl.store(out_NE + line + index_E, (x_E * factor * weight).to(out_NE.dtype.element_ty), mask=inside_E)
+    normed_E = _normed(x_E, weight_E, index_E, inside_E, size, epsilon)
+    tl.store(out_NE + line + index_E, normed_E.to(out_NE.dtype.element_ty), mask=inside_E)

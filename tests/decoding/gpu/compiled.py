@@ -90,6 +90,7 @@ class Compiled:
     num_spilled_bytes: int
     num_shared_bytes: int
     ptx: str
+    reduced_layouts: frozenset[str]  # how the numbers of sums within a program lie in its threads
 
     @classmethod
     def of(cls, found: Any, capability: int) -> "Compiled":
@@ -102,7 +103,11 @@ class Compiled:
         taken = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
         num_spilled_bytes = taken["STACK"] + taken["LOCAL"]
         num_threads, num_shared_bytes = 32 * found.metadata.num_warps, int(found.metadata.shared)
-        return cls(capability, num_threads, taken["REG"], num_spilled_bytes, num_shared_bytes, found.asm["ptx"])
+        tiles = found.asm["ttgir"]
+        layouts = dict(re.findall(r"(#\w+) = (#ttg\S.*)", tiles))
+        reduced = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[^>]*?(#\w+)>', tiles, re.DOTALL)
+        used = frozenset(layouts[name] for name in reduced)
+        return cls(capability, num_threads, taken["REG"], num_spilled_bytes, num_shared_bytes, found.asm["ptx"], used)
 
     @property
     def num_at_once(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.roofline.launched import num_at_once
 from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
 from decoding.cache.pages import PAGE
-from decoding.gpu import attention, linear, recurrence
+from decoding.gpu import attention, linear, recurrence, tiles
 from decoding.gpu.available import is_interpreted
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
@@ -72,13 +72,17 @@ def launches_of(model: Model, num_rows: int, num_tokens: int) -> list[Launch]:
             for beta_NH in (value_NHV[..., 0], None):
                 state_rows = StateRows(row_first, places_N[:num_rows], places_N)
                 recurrence.recur(state_rows, states_EHKV, key_NGK, key_NGK, value_NHV, decay, beta_NH)
-        rms_norm(hidden_NE, _empty(model.hidden_size), 1e-6)
-        qkv_NX = linear.multiply(hidden_NE, _empty(qkv_size, model.hidden_size), None)
-        query_NQD = attention.split_and_store(qkv_NX, keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
+        norm_E, down_OI = _empty(model.hidden_size), _empty(model.hidden_size, model.inner_size)
+        rms_norm(hidden_NE, norm_E, 1e-6)
+        qkv = linear.sums(hidden_NE, _empty(qkv_size, model.hidden_size), None)
+        places = (keys_SHPD, keys_SHPD, rows, places_N, (table_PD, table_PD), norms)
+        attention.split_and_store(_empty(num_lines, qkv_size), *places)  # of a library's product
+        query_NQD = attention.split_and_store(qkv, *places)
         found_NX = attention.attend(query_NQD, keys_SHPD, keys_SHPD, rows, attention.Rule(HEAD_SIZE**-0.5)).flatten(1)
-        linear.multiply(found_NX, _empty(model.hidden_size, query_size), None, hidden_NE)
+        out = linear.sums(found_NX, _empty(model.hidden_size, query_size), None)
+        linear.add_parts(out, hidden_NE, norm_E, 1e-6)
         linear.multiply(hidden_NE, up_OI, None, gate=(up_OI, None))
-        linear.multiply(inner_NX, _empty(model.hidden_size, model.inner_size), None, hidden_NE)
+        linear.multiply(inner_NX, down_OI, None, hidden_NE)  # of the last layer
         linear.multiply(hidden_NE, _empty(model.vocab_size, model.hidden_size), None)
     return launches
 
@@ -107,7 +111,7 @@ def programs(capability) -> list[Program]:
 def compiled_programs(capability: int) -> list[Program]:
     """All programs that the forwards run, each once."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (linear, attention):
+        for module in (tiles, attention):
             patch.setattr(module, "shared_memory", lambda: MULTIPROCESSORS[capability].shared_bytes_of_a_program)
         every = {
             launch.program: launch
@@ -123,7 +127,7 @@ def test_every_kernel_is_launched(programs):
 
 
 def test_no_kernel_spills_or_takes_more_memory_than_there_is(programs, capability):
-    most_spilled = 16 if capability == 120 else 0  # there: a few addresses, stored and read outside of loops
+    most_spilled = 16 if capability in (80, 120) else 0  # a few numbers, of tiles for which the clock may take others
     for name, launch, compiled in programs:
         what = f"{name} with {launch.options}"
         assert compiled.num_spilled_bytes <= most_spilled, what
@@ -149,6 +153,23 @@ def test_one_instruction_multiplies_any_number_of_lines(programs, capability):
     assert re.fullmatch(expected[capability], found.pop())
 
 
+def test_kernels_that_add_parts_add_squares_in_the_order_of_those_that_add_none(programs):
+    """The order follows from where the numbers of a line lie: threads, then warps, are added in a fixed tree."""
+    found: dict[object, dict[object, set[object]]] = {}
+    for name, launch, compiled in programs:
+        sizes, layouts = launch.arguments, (compiled.reduced_layouts, compiled.num_threads)
+        if name == "rms_norm" or (name == "add_parts" and sizes["HAS_NORM"]):
+            found.setdefault(sizes["PADDED_SIZE"], {}).setdefault(name, set()).add(layouts)
+        elif name == "split_heads" and sizes["HAS_NORMS"]:
+            found.setdefault("heads", {}).setdefault(sizes["HAS_PARTS"], set()).add(layouts)
+    assert len(found) > 2
+    for kinds in found.values():
+        (alone, (of_alone, _)), (joined, _) = [(each, next(iter(each))) for each in kinds.values()]
+        assert of_alone
+        assert len(alone) == 1
+        assert alone == joined
+
+
 def test_the_same_instructions_attend_to_chunks_and_to_whole_rows(programs):
     found = {}
     for program in programs:
@@ -165,11 +186,48 @@ def test_a_multiprocessor_runs_two_programs_of_decode_attention_at_once(programs
     assert [program for program in programs if program.name in ATTENTION and program.compiled.num_at_once < 2] == []
 
 
+@pytest.mark.parametrize(
+    "num_lines", [each if each == 128 else pytest.param(each, marks=pytest.mark.slow) for each in tiles.LINES]
+)
+def test_each_tile_that_the_clock_may_choose_compiles_and_adds_alike(programs, capability, num_lines):
+    """Registers that do not suffice cost time and no bits, so few bytes may spill; the clock decides."""
+    alike = set.union(*(program.instructions for program in programs if program.name in LINEAR))
+    most = MULTIPROCESSORS[capability].shared_bytes_of_a_program
+    found = tiled_programs(capability, num_lines)
+    assert len(found) > 6
+    for name, launch, compiled in found:
+        assert compiled.num_shared_bytes <= most, (name, launch.options)
+        assert compiled.num_spilled_bytes <= (0 if capability == 90 else 64), (name, launch.options)
+    assert set.union(*(program.instructions for program in found)) == alike
+    if capability == 90:
+        assert all(predicted_at_once(program) == program.compiled.num_at_once for program in found)
+
+
+def tiled_programs(capability: int, num_lines: int) -> list[Program]:
+    """Products with each tile that the clock may choose for this many lines on such a GPU, each program once."""
+    model = MODELS["Qwen3-8B"]
+    sizes = (model.hidden_size, model.inner_size), (model.inner_size, model.hidden_size), (model.vocab_size, 4096)
+    with pytest.MonkeyPatch.context() as patch, recorded(linear_kernels) as launches:
+        patch.setattr(tiles, "shared_memory", lambda: MULTIPROCESSORS[capability].shared_bytes_of_a_program)
+        for (num_outputs, num_inputs), num_weights in zip(sizes, (1, 2, 1), strict=True):
+            weight_OI = _empty(num_outputs, num_inputs)
+            gate = (weight_OI, None) if num_weights == 2 else None
+            for tile in tiles.Weight(num_outputs, num_inputs, torch.bfloat16, num_weights).tiles(num_lines):
+                chosen = {(num_weights, num_lines): tile}
+                linear.multiply(_empty(num_lines, num_inputs), weight_OI, None, None, gate, chosen)
+    every = {launch.program: launch for launch in launches if launch.kernel.fn.__name__ in LINEAR}
+    return [Program(name, launch, launch.compiled(capability)) for (name, _), launch in every.items()]
+
+
+def predicted_at_once(program: Program) -> int:
+    """How many programs run at once as the prediction of a round has it."""
+    sizes, options = program.launch.arguments, program.launch.options
+    of_tile = sizes["OUTPUTS"], sizes["LINES"], options["num_warps"], options["num_stages"]
+    return num_at_once(tiles.Tile(*of_tile, is_whole=sizes["HAS_PARTS"]), 1 + sizes["IS_GATED"])
+
+
 def test_the_prediction_of_a_round_knows_how_many_products_run_at_once(programs, capability):
     if capability != 90:
         pytest.skip("a round is predicted for Hopper")
-    for name, launch, found in programs:
-        if name in LINEAR:
-            sizes, options = launch.arguments, launch.options
-            tile = linear._Tile(sizes["OUTPUTS"], sizes["LINES"], options["num_warps"], options["num_stages"])
-            assert num_at_once(tile, 1 + sizes["IS_GATED"]) == found.num_at_once, tile
+    products = [program for program in programs if program.name in LINEAR]
+    assert all(predicted_at_once(program) == program.compiled.num_at_once for program in products)

@@ -16,6 +16,7 @@ import torch
 from decoding import Engine, EngineOptions, SamplingParams
 from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu import attention, linear
+from decoding.gpu.tiles import Tile, Weight
 from decoding.network import invariance
 from decoding.network.invariance import is_invariant
 from decoding.network.language_model import LanguageModel
@@ -67,24 +68,24 @@ def test_our_kernels_are_measured_to_be_invariant(folders, name, dtype):
 def more_lines_are_added_in_two_halves(patch: pytest.MonkeyPatch) -> None:
     multiply = linear.multiply
 
-    def planted(x_NI, weight_OI, *more):
+    def planted(x_NI, weight_OI, *more, **tiles):
         half = weight_OI.shape[1] // 2
         with pytest.MonkeyPatch.context() as inner:
             if len(x_NI) > 3:
-                inner.setattr(linear, "_part_size", lambda *_: half)
-            return multiply(x_NI, weight_OI, *more)
+                inner.setattr(Weight, "part_size", half)
+            return multiply(x_NI, weight_OI, *more, **tiles)
 
     patch.setattr(linear, "multiply", planted)
 
 
 def more_lines_are_added_in_longer_steps(patch: pytest.MonkeyPatch) -> None:
-    multiply, options = linear.multiply, linear._Tile.options
+    multiply, options = linear.multiply, Tile.options
 
-    def planted(x_NI, weight_OI, *more):
+    def planted(x_NI, weight_OI, *more, **tiles):
         with pytest.MonkeyPatch.context() as inner:
             if len(x_NI) > 3:
-                inner.setattr(linear._Tile, "options", lambda tile, weight: options(tile, weight) | {"INPUTS": 128})
-            return multiply(x_NI, weight_OI, *more)
+                inner.setattr(Tile, "options", lambda tile, weight: options(tile, weight) | {"INPUTS": 128})
+            return multiply(x_NI, weight_OI, *more, **tiles)
 
     patch.setattr(linear, "multiply", planted)
 

@@ -6,7 +6,6 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.nn.functional import silu
 
 from decoding.fused.packed_linear import InvariantLinear
-from decoding.gpu import linear
 from decoding.gpu.linear import rms_norm
 from tests.pairs_of_values import every_pair
 
@@ -54,21 +53,6 @@ def test_a_line_has_the_same_bits_alone_and_among_any_others(shape):
         assert torch.equal(up.gated(x[first:end], gate), gated[first:end])
         ones = torch.ones(end - first, shape[0]).to(dtype)
         assert torch.equal(up.plus(x[first:end], ones), added[first:end])
-
-
-def test_parts_that_one_program_adds_are_those_that_several_add(monkeypatch):
-    """Tiles of many lines compute all parts in one program, those of few lines a part each."""
-    torch.manual_seed(6)
-    up = layer((256, 2100), torch.float32)
-    x = torch.randn(40, 2100)
-    apart = up(x)
-    tile = linear._Tile(outputs=128, lines=32, num_warps=8, num_stages=2)
-    monkeypatch.setattr(linear._Tile, "of", classmethod(lambda cls, *_, **__: tile))
-    torch.testing.assert_close(up(x), apart, atol=1e-6, rtol=0)  # BLAS adds otherwise for another shape
-    monkeypatch.setattr(linear, "_OUTPUTS", 127)  # the same tile, with its parts in one program and in several
-    in_one = up(x)
-    monkeypatch.setattr(linear, "_OUTPUTS", 128)
-    assert torch.equal(up(x), in_one)
 
 
 @pytest.mark.parametrize("size", [32, 96, 4097])
