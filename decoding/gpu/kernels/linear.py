@@ -131,7 +131,8 @@ def add_parts(
     inside_O = output_O < num_outputs
     total_O = tl.zeros([OUTPUTS], tl.float32)
     for part in range(num_parts):
-        total_O += tl.load(parts_CNO + (part * num_lines + line) * num_outputs + output_O, mask=inside_O, other=0.0)
+        part_O = tl.load(parts_CNO + (part * num_lines + line) * num_outputs + output_O, mask=inside_O, other=0.0)
+        total_O += part_O.to(tl.float32)
     at_O = line * num_outputs + output_O
     if HAS_BIAS:
         total_O += tl.load(bias_O + output_O, mask=inside_O, other=0.0).to(tl.float32)
