@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -140,14 +140,12 @@ class StageActor:
 
         That is a Done with arrays in place of tensors. Ranks but the first return nothing.
         """
-        if self._rank > 0:  # the residual stream of the first one is the same, and complete
-            work = replace(work, layer_ids=())
         streams = None
         if isinstance(fed, Done):
             fed, streams = fed
         with self._together():
             read_before = None if streams is None or self._rank > 0 else unpacked(streams)
-            answer = do(self._stage, work, unpacked(fed), finish, read_before)
+            answer = do(self._stage, work, unpacked(fed), finish, read_before, is_first=self._rank == 0)
         if self._rank > 0:
             return None  # the first one's is the same
         out = answer.out if self._stage.layers.has_head else packed(answer.out)

@@ -128,11 +128,23 @@ def multiply(
         IS_GATED=gate is not None, **{name: is_whole and value for name, value in has.items()},
         **plan.tile.options(weight_OI.dtype),
     )  # fmt: skip
-    if not is_whole:
-        kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
-            parts, bias, added, out_NO, num_lines, num_outputs, plan.num_parts, OUTPUTS=_ADDED_AT_ONCE, **has,
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+    return out_NO if is_whole else add_in_order(parts, bias_O, added_NO, out_NO)
+
+
+def add_in_order(
+    parts_CNO: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    added_NO: torch.Tensor | None,
+    out_NO: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the sum of the parts, from the first to the last, `+ bias + added`, [N, O], rounded once."""
+    num_parts, num_lines, num_outputs = parts_CNO.shape
+    out_NO = parts_CNO.new_empty(num_lines, num_outputs) if out_NO is None else out_NO
+    kernels.add_parts[num_lines, -(-num_outputs // _ADDED_AT_ONCE)](
+        parts_CNO, parts_CNO if bias_O is None else bias_O, out_NO if added_NO is None else added_NO.contiguous(),
+        out_NO, num_lines, num_outputs, num_parts, OUTPUTS=_ADDED_AT_ONCE, HAS_BIAS=bias_O is not None,
+        HAS_ADDED=added_NO is not None, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
     return out_NO
 
 

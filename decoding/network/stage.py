@@ -32,9 +32,11 @@ from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, to_device
+from decoding.fused.decoder import FusedDecoder
 from decoding.fused.graphs import ForwardGraphs, graphs_on
 from decoding.fused.packed_linear import use_library_products
 from decoding.network.slot_network import SlotNetwork
+from decoding.ranks.shares import take_shares
 
 # The arguments of a layer besides the hidden states that are allowed: all follow from positions, slots and the mask.
 # Any other (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
@@ -128,11 +130,24 @@ class Stage(SlotNetwork):
     def speed_up(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are lost.
 
-        Sharded weights stay as transformers left them: its hooks depend on their layout.
+        Ranks whose layers do not fit keep their shares as transformers left them: its forwards depend on their layout.
         """
         self._caches.clear()
-        if not self.is_sped_up and self.num_ranks == 1:
+        if self.is_sped_up:
+            return
+        if self.num_ranks == 1 or self._takes_shares():
             self._lay_out()
+        self.is_sped_up = True
+
+    def _takes_shares(self) -> bool:
+        """Make plain modules of this rank's shares, if its layers can then be fused; else say why they cannot."""
+        if self.runs_rows_apart or not FusedDecoder.fits(self.network):
+            return False
+        if not self.may_fuse:
+            self.why_not_fused = "a miniature of it deviates when they are fused"
+        elif not take_shares(self.network):
+            self.why_not_fused = "ranks of this family gather what is between two products"
+        return not self.why_not_fused
 
     def slow_down(self, why: str) -> None:
         """Run transformers' own code again, for the reason that was measured, and the library's products in it."""
