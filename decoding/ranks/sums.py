@@ -11,11 +11,14 @@ from torch import distributed
 
 from decoding.gpu.available import kernels_run_on
 
+# Up to torch 2.12 it has another name.
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
 
 def gathered(own: torch.Tensor) -> torch.Tensor:
     """Return what all ranks have in place of this, [R, ...], in the order of ranks; they must all come by here."""
     found = own.new_empty(distributed.get_world_size() * own.numel())
-    distributed.all_gather_into_tensor(found, own.flatten())
+    _gather(found, own.flatten())
     return found.view(-1, *own.shape)
 
 
