@@ -77,7 +77,20 @@ def check_chain(model: ShardedModel, name: str, exact: Exact = "off") -> float:
     if model.has_exact_products and repeat(partial(_is_invariant, model)):
         pipeline.tell_all("change", "is_measured_invariant", True)
         model.facts_of_stages = repeat(pipeline.facts)
+    _refuse_inexact_ranks(model, name, exact)
     return max(deviation, fused)
+
+
+def _refuse_inexact_ranks(model: ShardedModel, name: str, exact: Exact) -> None:
+    """Raise ValueError for ranks in 16 bits whose sums follow the batch, unless `engine.exact` gives that up."""
+    num_ranks, dtype = model.facts()["ranks"], str(model.dtype).removeprefix("torch.")
+    if num_ranks > 1 and model.dtype is not torch.float32 and exact != "off" and not model.is_batch_invariant:
+        why = model.fallback or "no fused layers of ours run all of it there"
+        raise ValueError(
+            f"{name!r} is shared out over {num_ranks} processes (stages.tensor_parallel) in {dtype}, where its text "
+            f"would depend on the batch ({why}); use models.dtype float32, or stages.count and stages.tensor_parallel "
+            "1, or set engine.exact to 'off' to accept that"
+        )
 
 
 def _when_fused(measure: Callable[[], float]) -> tuple[float, str]:

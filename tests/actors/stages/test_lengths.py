@@ -1,5 +1,6 @@
 """Stages are told what a miniature has shown of the model that they run, before their layers are fused."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ def test_stages_are_told_what_a_miniature_has_shown_before_they_are_fused(length
         max_positions=96,
         fallback="",
         has_exact_products=False,
+        facts=lambda: {"ranks": 1},
         plain_logits=lambda text, num_logits: torch.zeros(num_logits, 48),
     )
     for name, answer in {
@@ -40,3 +42,25 @@ def test_stages_are_told_what_a_miniature_has_shown_before_they_are_fused(length
     monkeypatch.setattr(probe, "_is_misled", lambda *_: False)
     probe.check_chain(model, "stages")
     assert found == [*told, ("change", "exact", "off"), ("speed_up",)]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "dtype", "exact", "is_invariant", "is_refused"),
+    [
+        (2, torch.bfloat16, "auto", False, True),
+        (2, torch.float16, "on", False, True),
+        (2, torch.bfloat16, "auto", True, False),
+        (2, torch.bfloat16, "off", False, False),
+        (2, torch.float32, "auto", False, False),
+        (1, torch.bfloat16, "auto", False, False),
+    ],
+)
+def test_ranks_in_16_bits_whose_sums_follow_the_batch_are_refused_by_name(
+    num_ranks, dtype, exact, is_invariant, is_refused
+):
+    model = SimpleNamespace(
+        facts=lambda: {"ranks": num_ranks}, dtype=dtype, is_batch_invariant=is_invariant, fallback="they gather"
+    )
+    message = r"over 2 processes \(stages.tensor_parallel\) in .*float16.* \(they gather\); use models.dtype float32"
+    with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
+        probe._refuse_inexact_ranks(model, "target", exact)
