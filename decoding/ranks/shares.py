@@ -74,8 +74,12 @@ class SharedEmbedding(Share):
 
 
 # How transformers shares a module out, and what joins the parts; nothing where each rank goes on with its own.
-_JOINS = {"colwise": None, "rowwise": SummedLinear, "colwise_gather_output": GatheredLinear}
-_JOINS["embedding_rowwise"] = SharedEmbedding
+_JOINS: dict[str | None, type[Share] | None] = {
+    "colwise": None,
+    "rowwise": SummedLinear,
+    "colwise_gather_output": GatheredLinear,
+    "embedding_rowwise": SharedEmbedding,
+}
 
 
 def take_shares(network: PreTrainedModel) -> bool:
