@@ -161,14 +161,6 @@ class StageSettings(ActorResources):
         """GPUs of all processes of an engine's target."""
         return self.num_gpus * self.count * self.tensor_parallel
 
-    def check_together(self, engine: EngineOptions, draft: str | None, vocabulary: DraftVocabulary) -> None:
-        """Raise ValueError if stages cannot compute with these options."""
-        if engine.exact == "on":
-            raise ValueError(
-                "engine.exact is 'on', but a target in stages or ranks runs the GPU library's products, whose numbers "
-                "depend on the batch; use engine.exact 'auto', or a target in one process"
-            )
-
     def check_hang_timeout(self, name: str, hang_timeout_s: float, num_lanes: int) -> None:
         """Raise ValueError if the timeout `name` would end a process that replaces stages.
 

@@ -57,8 +57,8 @@ class Backend:
             if value := getattr(self.settings.engine, name):
                 raise ValueError(f"engine.{name} is {value!r}, which only engine.backend 'vllm' reads; drop one")
         models = self.settings.models
-        for part in self.settings.apart:
-            part.check_together(self.settings.engine, models.draft, models.draft_vocabulary)
+        if self.settings.has_draft_actors:
+            self.settings.drafts.check_together(self.settings.engine, models.draft, models.draft_vocabulary)
 
     def check_models(self) -> None:
         """Check models and settings as the engine does when it loads weights, as far as possible without them."""

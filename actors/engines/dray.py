@@ -19,7 +19,7 @@ from actors.stages.group import StageGroup
 from actors.stages.pipeline import StagePipeline
 from actors.stages.probe import check_chain
 from actors.stages.target import ShardedModel
-from decoding.choices import TEXT_DEPENDS_ON_DRAFT
+from decoding.choices import TEXT_DEPENDS_ON_DRAFT, Exact
 from decoding.device import Device, is_out_of_memory
 from decoding.engine.engine import Engine
 from decoding.engine.rounds.lane import divide_slots
@@ -91,7 +91,7 @@ def _loaded_engine(settings: GeneratorSettings, links: DraftLinks | None) -> Eng
     if not settings.stages.is_apart:
         return load(device=models.device)
     device = drafting_device(models.device)
-    target = load_sharded(models, settings.stages, device)
+    target = load_sharded(models, settings.stages, device, settings.engine.exact)
     try:
         return load(device=device, target_model=target, num_lanes=target.num_lanes)
     except BaseException:
@@ -108,15 +108,17 @@ def drafting_device(device: Device) -> Device:
     return "cuda" if own and device != "cpu" else "cpu"
 
 
-def load_sharded(models: ModelSettings, stages: StageSettings, device: Device = "cpu") -> ShardedModel:
-    """Return the target in stages, loaded and probed. Its inputs are on `device`.
+def load_sharded(
+    models: ModelSettings, stages: StageSettings, device: Device = "cpu", exact: Exact = "off"
+) -> ShardedModel:
+    """Return the target in stages, loaded and probed, with the products of `engine.exact`. Its inputs are on `device`.
 
     Raises ValueError for a model that cannot be run or cut, RuntimeError if its stages do not come up.
     """
     pipeline = StagePipeline(StageGroup(models.target, stages, models.device, models.dtype))
     try:
         model = ShardedModel(pipeline, torch.device(device))
-        check_chain(model, models.target)
+        check_chain(model, models.target, exact)
     except Exception:
         pipeline.close()
         raise

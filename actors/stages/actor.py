@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ class StageFacts:
     num_weight_bytes: int  # of this process, where ranks share the stage out
     packs_rows: bool  # or the model sees a rectangle
     is_fused: bool  # our own layers run
+    is_recorded: bool  # and their forwards are recorded
+    fallback: str  # as `Target.fallback`
+    has_exact_products: bool  # as `SlotNetwork.has_exact_products`
     attends_in_place: bool  # and our own attention in them, which needs no rectangle
     is_batch_invariant: bool
     has_states: bool  # some of its layers keep states
@@ -101,6 +104,9 @@ class StageActor:
             num_weight_bytes=stage.num_weight_bytes,
             packs_rows=stage.packs_rows,
             is_fused=stage.fused is not None,
+            is_recorded=stage.is_recorded,
+            fallback=stage.fallback,
+            has_exact_products=stage.has_exact_products,
             attends_in_place=stage.fused is not None and stage.fused.attends_in_place,
             is_batch_invariant=stage.is_batch_invariant,
             has_states=stage.has_states,
@@ -121,7 +127,7 @@ class StageActor:
         with self._together(is_joint=False):
             getattr(self._stage, method)(*args)
 
-    def change(self, attribute: str, value: int) -> None:
+    def change(self, attribute: str, value: int | str) -> None:
         """Set an attribute of the Stage that says how it runs."""
         setattr(self._stage, attribute, value)
 
@@ -134,14 +140,12 @@ class StageActor:
 
         That is a Done with arrays in place of tensors. Ranks but the first return nothing.
         """
-        if self._rank > 0:  # the residual stream of the first one is the same, and complete
-            work = replace(work, layer_ids=())
         streams = None
         if isinstance(fed, Done):
             fed, streams = fed
         with self._together():
             read_before = None if streams is None or self._rank > 0 else unpacked(streams)
-            answer = do(self._stage, work, unpacked(fed), finish, read_before)
+            answer = do(self._stage, work, unpacked(fed), finish, read_before, is_first=self._rank == 0)
         if self._rank > 0:
             return None  # the first one's is the same
         out = answer.out if self._stage.layers.has_head else packed(answer.out)

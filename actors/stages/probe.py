@@ -14,8 +14,10 @@ import torch
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import fp8_format
-from decoding.checkpoint.supported import load_config, model_folder
-from decoding.fused.decoder import NOT_FUSED
+from decoding.checkpoint.supported import in_one_line, load_config, model_folder
+from decoding.choices import Exact
+from decoding.device import is_out_of_memory
+from decoding.network.invariance import are_invariant
 from decoding.network.probe import MISLEADING, check_lengths, fused_tolerance, tolerance_of
 from decoding.network.probe_rows import NUM_REAL, RAGGED, SLOTS, ProbeRows, ragged, relative_deviation
 from decoding.sampling.rules import close_call_margin
@@ -24,10 +26,11 @@ _FAILURES = (RuntimeError, TypeError, AttributeError, IndexError, KeyError)
 _log = logging.getLogger(__name__)
 
 
-def check_chain(model: ShardedModel, name: str) -> float:
+def check_chain(model: ShardedModel, name: str, exact: Exact = "off") -> float:
     """Return the relative deviation found, or raise a ValueError that quotes it. The slots are gone afterwards.
 
-    Stages that can be made faster (`Stage.speed_up`) are then made so, and measured again, against the same forwards.
+    Stages that can be made faster (`Stage.speed_up`, with the products of `exact`) are then made so, and measured
+    again, against the same forwards. On a GPU whose products are exact it is measured whether the batch changes a bit.
     """
     config, pipeline = load_config(model_folder(name)), model.pipeline
     is_fp8 = fp8_format(config) is not None
@@ -55,14 +58,12 @@ def check_chain(model: ShardedModel, name: str) -> float:
             "(stages.count 1, stages.tensor_parallel 1)"
         )
     if not lengths.may_fuse:
-        model.fallback = f"{NOT_FUSED}: a miniature of it deviates when they are fused"
         pipeline.tell_all("change", "may_fuse", False)
+    pipeline.tell_all("change", "exact", exact)
     pipeline.tell_all("speed_up")
-    fused = measure()
+    fused, why = _when_fused(measure)
     if not fused <= fused_tolerance(model.dtype, deviation, is_fp8=is_fp8):
-        model.fallback = f"{NOT_FUSED}: logits are off by {fused:.1e}"
-        _log.warning("%r is slower than it should be: %s", name, model.fallback)
-        pipeline.tell_all("call", "slow_down")
+        pipeline.tell_all("call", "slow_down", why or f"logits are off by {fused:.1e}")
         fused = measure()
     if not fused <= tolerance:
         raise ValueError(
@@ -70,7 +71,57 @@ def check_chain(model: ShardedModel, name: str) -> float:
             f"{fused:.1e}); set DRAY_KERNELS=off to run without our kernels, and report this"
         )
     model.close_call = close_call_margin(model.dtype, max(deviation, fused))
+    model.facts_of_stages = repeat(pipeline.facts)
+    if model.fallback:
+        _log.warning("%r is slower than it should be: %s", name, model.fallback)
+    if model.has_exact_products and repeat(partial(_is_invariant, model)):
+        pipeline.tell_all("change", "is_measured_invariant", True)
+        model.facts_of_stages = repeat(pipeline.facts)
+    _refuse_inexact_ranks(model, name, exact)
     return max(deviation, fused)
+
+
+def _refuse_inexact_ranks(model: ShardedModel, name: str, exact: Exact) -> None:
+    """Raise ValueError for ranks in 16 bits whose sums follow the batch, unless `engine.exact` gives that up."""
+    num_ranks, dtype = model.facts()["ranks"], str(model.dtype).removeprefix("torch.")
+    if num_ranks > 1 and model.dtype is not torch.float32 and exact != "off" and not model.is_batch_invariant:
+        why = model.fallback or "no fused layers of ours run all of it there"
+        raise ValueError(
+            f"{name!r} is shared out over {num_ranks} processes (stages.tensor_parallel) in {dtype}, where its text "
+            f"would depend on the batch ({why}); use models.dtype float32, or stages.count and stages.tensor_parallel "
+            "1, or set engine.exact to 'off' to accept that"
+        )
+
+
+def _when_fused(measure: Callable[[], float]) -> tuple[float, str]:
+    """Return the deviation of stages that were made faster; infinity, and why, if they cannot run so."""
+    try:
+        return measure(), ""
+    except StagesGoneError:
+        raise
+    except Exception as error:  # the compiler of kernels, in another process, has errors of its own
+        if is_out_of_memory(error):
+            raise
+        return float("inf"), f"they cannot run here ({in_one_line(error)})"
+
+
+def _is_invariant(model: ShardedModel) -> bool:
+    def score(starts: list[int], tokens: list[list[int]]) -> torch.Tensor:
+        return model.logits(range(len(starts)), starts, tokens, _of_the_last_row)[0]
+
+    try:
+        return are_invariant(model, score, num_ways=_num_times(model))
+    finally:
+        model.release()
+
+
+def _of_the_last_row(logits_BJV: torch.Tensor) -> torch.Tensor:
+    return logits_BJV[-1:].cpu()
+
+
+def _num_times(model: ShardedModel) -> int:
+    """Return how often to run a forward to see all of its ways: plain, recorded, replayed."""
+    return 3 if model.facts()["graphs"] else 1
 
 
 def _is_misled(model: ShardedModel, measure: Callable[[], float], tolerance: float) -> bool:
@@ -93,8 +144,10 @@ def _measured(model: ShardedModel, rows: ProbeRows, plain: list[torch.Tensor]) -
     for tokens, starts in rows.pieces:
         model.prefill(SLOTS, tokens, starts)
     model.logits(SLOTS, rows.starts, rows.junk)
-    found = model.logits(SLOTS, rows.starts, rows.real).float()
     cut = [real[:length] for real, length in zip(rows.real, RAGGED, strict=True)]
-    found_ragged = model.logits(SLOTS, rows.starts, cut).float()
+    for _ in range(_num_times(model)):
+        found = model.logits(SLOTS, rows.starts, rows.real).float()
+    for _ in range(_num_times(model)):
+        found_ragged = model.logits(SLOTS, rows.starts, cut).float()
     model.release()
     return relative_deviation([*found, *ragged(found_ragged)], [*plain, *ragged(plain)])

@@ -42,7 +42,6 @@ class ShardedModel:
     """A session on a pipeline of stages: slots of its own in each of them."""
 
     tap: FeatureTap | None = None
-    fallback = ""  # set by the probe (`Target.fallback`)
 
     def __init__(self, pipeline: StagePipeline, device: torch.device | None = None) -> None:
         """Use stages that are set up (`actors/stages/probe.py`); questions come on `device` (the CPU)."""
@@ -68,6 +67,16 @@ class ShardedModel:
         return ", ".join(sorted({facts.device_name for facts in self.facts_of_stages}))
 
     @property
+    def fallback(self) -> str:
+        """Why some stage runs otherwise than it was to, as `Target.fallback`, when the stages were last asked."""
+        return next((facts.fallback for facts in self.facts_of_stages if facts.fallback), "")
+
+    @property
+    def has_exact_products(self) -> bool:
+        """Whether the products of every stage are our GPU kernels', as `SlotNetwork.has_exact_products`."""
+        return all(facts.has_exact_products for facts in self.facts_of_stages)
+
+    @property
     def is_batch_invariant(self) -> bool:
         """Whether every stage is: then a token's logits are the same, bit for bit, whatever runs beside it."""
         return all(facts.is_batch_invariant for facts in self.facts_of_stages)
@@ -81,7 +90,7 @@ class ShardedModel:
         """Report whether our layers run, and on how many stages, and by how many processes each."""
         return {
             "fused": all(facts.is_fused for facts in self.facts_of_stages),
-            "graphs": False,
+            "graphs": all(facts.is_recorded for facts in self.facts_of_stages),
             "coded_layers": sum(facts.num_coded_layers for facts in self.facts_of_stages),
             "stages": len(self.facts_of_stages),
             "ranks": self.pipeline.group.settings.tensor_parallel,
@@ -216,9 +225,15 @@ class ShardedModel:
                 self._features(self.tap, step.streams)
         return time.perf_counter() - started
 
-    def logits(self, slots: Seq[int], starts: Seq[int], token_ids: Seq[Seq[int]]) -> torch.Tensor:
+    def logits(
+        self,
+        slots: Seq[int],
+        starts: Seq[int],
+        token_ids: Seq[Seq[int]],
+        finish: Callable[[torch.Tensor], torch.Tensor] = _ON_HOST,
+    ) -> torch.Tensor:
         """Return logits [B, J, V] at the tokens of each row, at a shorter one's last again. Large: for measurements."""
-        return self._send(slots, starts, token_ids, max(map(len, token_ids)), _ON_HOST).result()
+        return self._send(slots, starts, token_ids, max(map(len, token_ids)), finish).result()
 
     def _send(
         self,

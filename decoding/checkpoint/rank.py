@@ -1,7 +1,8 @@
 """Rank: this process as one of several that shard every layer of a network, by transformers' tensor parallelism.
 
 All ranks run the same forwards in the same order, each over its share of the heads and of the inner neurons; within a
-forward they sum their partial results (torch.distributed: NCCL between GPUs, gloo on CPU). Each rank keeps the keys and
+forward they sum their partial results (torch.distributed: NCCL between GPUs, gloo on CPU), in one order where our own
+layers run (`decoding/ranks`). Each rank keeps the keys and
 values of the heads that it computes, so a slot cache works for sharded layers as it does for whole ones.
 """
 

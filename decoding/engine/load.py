@@ -140,7 +140,7 @@ def load_parts(
             f"engine.exact is 'on', but the logits of {target!r} on {target_model.runs_on} depend on the batch (in "
             f"{str(target_model.dtype).removeprefix('torch.')}): parts of it do not run on our kernels; use 'auto'"
         )
-    elif getattr(target_model, "has_exact_products", False):  # a target in other processes has none
+    elif getattr(target_model, "has_exact_products", False):
         _log.warning("the logits of %r depend on the batch here, so near ties in its text may, too", target)
     draft_model: Draft | None = None
     max_model_len = settle_max_model_len(options.max_model_len, target_model.max_positions)

@@ -57,7 +57,8 @@ def described(model: PreTrainedModel) -> Description | None:
     ):
         return None
     windows = _windows(family, config)
-    if windows is None or not all(family.knows(name) for name, _ in model.named_parameters()):
+    names = [name.replace(".own.", ".") for name, _ in model.named_parameters()]  # `Share.own`: a part of a module
+    if windows is None or not all(map(family.knows, names)):
         return None
     if len({parameter.dtype for parameter in model.parameters()}) > 1 or getattr(config, "use_qk_norm", False):
         return None

@@ -41,9 +41,10 @@ class Heads:
 
     @classmethod
     def of(cls, config: Any, layer: Any) -> "Heads":
-        """Return the heads of a decoder layer of this configuration."""
-        num_kv_heads = config.num_key_value_heads
-        return cls(num_kv_heads, config.num_attention_heads // num_kv_heads, layer.self_attn.head_dim)
+        """Return the heads of a decoder layer of this configuration; those of this rank if ranks share them out."""
+        num_ranks, num_kv_heads = getattr(layer.self_attn.o_proj, "num_ranks", 1), config.num_key_value_heads
+        group = config.num_attention_heads // num_kv_heads
+        return cls(num_kv_heads // num_ranks, group, layer.self_attn.head_dim)
 
     @cached_property
     def score_scale(self) -> float:

@@ -34,6 +34,7 @@ from decoding.fused.layers import KernelLayers, Layer, Norm, operations_on
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import InvariantLinear
 from decoding.gpu.available import kernels_run_on
+from decoding.ranks.shares import part_of
 
 NOT_FUSED = "transformers' code runs in place of fused layers"  # how a `Target.fallback` begins
 FUSED_LINEARS = (("q_proj", "k_proj", "v_proj"),)  # one product gives all of them
@@ -135,7 +136,7 @@ class FusedDecoder:
     def is_batch_invariant(self) -> bool:
         """Whether a token's logits are the same, bit for bit, in any batch: true if on CPU only our code runs."""
         are_layers = self.kernels is not None and all(layer.is_batch_invariant for layer in self._layers)
-        return are_layers and (self._head is None or isinstance(self._head, KernelLinear))
+        return are_layers and (self._head is None or isinstance(part_of(self._head), KernelLinear))
 
     def forward(
         self,

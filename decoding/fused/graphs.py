@@ -8,6 +8,7 @@ read position 0, tokens that are written to the spare position of slot 0.
 Shapes: B rows, T tokens of each, N tokens in all, J wanted positions of each row, V vocabulary, L visible positions.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import torch
 from decoding.cache.features import Features
 from decoding.cache.kv_cache import LENGTH_BUCKET, KVCache
 from decoding.cache.plan import Packing, Plan
-from decoding.fused.recordings import Recorder, Recordings, rounded
+from decoding.fused.recordings import CudaRecorder, Recorder, Recordings, rounded
 
 _MAX_TOKENS = 16  # of a row; a forward with more is a prefill, which keeps a GPU busy by itself
 
@@ -34,22 +35,23 @@ class Inputs:
     features: Features | None = None  # where the tokens' features are left; None: no drafter reads them
 
 
-Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V]
+Forward = Callable[[Inputs, KVCache], torch.Tensor]  # logits [B * J, V], or without a head hidden states [N, E]
 
 
 class ForwardGraphs:
     """The recordings of one network over one cache at a time."""
 
-    def __init__(self, forward: Forward, record: Recorder) -> None:
+    def __init__(self, forward: Forward, record: Recorder, *, has_head: bool = True) -> None:
         """Use `record` (see `CudaRecorder` in recordings.py) to make recordings of `forward`."""
-        self._forward = forward
+        self._forward, self._has_head = forward, has_head
         self._cache: weakref.ref[KVCache] | None = None
         self.recordings = Recordings[_Shape](record, "forwards")
         # Shared by the recordings: outputs of their own would take too much memory.
         self._logits = self._features = torch.empty(0, 0)
+        self._layer_ids: tuple[int, ...] = ()  # whose streams the recordings read
 
     def run(self, inputs: Inputs, cache: KVCache) -> torch.Tensor:
-        """Run a forward; return logits [B * J, V], which are valid until the next one.
+        """Run a forward; return what it returns, which is valid until the next one.
 
         Features are copied out of the recording's output without its padding, so that they stay valid.
         """
@@ -58,9 +60,11 @@ class ForwardGraphs:
         num_wanted = inputs.wanted_BJ.shape[1]
         if self.recordings.record is None or not num_wanted or num_tokens > _MAX_TOKENS:
             return self._forward(inputs, cache)
-        if self._cache is None or self._cache() is not cache:  # the recordings have the addresses of another cache
-            self._cache = weakref.ref(cache)
-            self.recordings.forget()
+        layer_ids = () if inputs.features is None else inputs.features.tap.layer_ids
+        # The recordings have the addresses of another cache, or read other streams.
+        if self._cache is None or self._cache() is not cache or layer_ids != self._layer_ids:
+            self.forget()
+            self._cache, self._layer_ids = weakref.ref(cache), layer_ids
         rows = min(rounded(num_rows), cache.num_slots)
         in_all = rows * num_tokens if plan.packing is None else rounded(len(inputs.tokens_N))
         visible = min(rounded(-(-plan.num_visible // LENGTH_BUCKET)) * LENGTH_BUCKET, cache.num_positions)
@@ -71,7 +75,7 @@ class ForwardGraphs:
         logits = self.recordings.run(key, lambda: self._run(shape, cache))
         if inputs.features is not None:
             inputs.features.add(self._features[: len(inputs.tokens_N)].clone())
-        return logits[: num_rows * num_wanted]
+        return logits[: num_rows * num_wanted if self._has_head else len(inputs.tokens_N)]
 
     def forget(self) -> None:
         """Drop all recordings, and give back their memory with the next `torch.cuda.empty_cache`."""
@@ -98,6 +102,13 @@ class ForwardGraphs:
             return lines
         self.recordings.record_anew()
         return found.new_empty(2 * len(found), found.shape[1])
+
+
+def graphs_on(device: torch.device, forward: Forward, *, has_head: bool = True) -> ForwardGraphs | None:
+    """Return recordings of a forward on this device; None where nothing is recorded: on a CPU, or by DRAY_GRAPHS."""
+    if device.type != "cuda" or os.environ.get("DRAY_GRAPHS", "on") == "off":
+        return None
+    return ForwardGraphs(forward, CudaRecorder(), has_head=has_head)
 
 
 class _Shape:

@@ -26,6 +26,7 @@ from decoding.fused.attention import Heads, KernelAttention, Norms, layer_cache
 from decoding.fused.linear import KernelLinear
 from decoding.fused.packed_linear import InvariantLinear, LinearSlice, Packed
 from decoding.gpu.available import kernels_run_on
+from decoding.ranks.shares import SummedLinear, part_of
 
 # Lines, weight, epsilon; for families whose norms are others than Llama's also the offset, and whether it is centered.
 NormFunction = Callable[..., torch.Tensor]
@@ -108,7 +109,7 @@ class Layer:
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a token's numbers are the same on CPU, bit for bit, whatever tokens are beside it."""
-        return all(isinstance(linear, KernelLinear | Fp8Linear) for linear in self._linears)
+        return all(isinstance(part_of(linear), KernelLinear | Fp8Linear) for linear in self._linears)
 
     @property
     def measured(self) -> list[tuple[InvariantLinear, InvariantLinear | None]]:
@@ -262,7 +263,7 @@ class KernelLayers:
 
 
 def _add(linear: Any, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    if isinstance(linear, Packed):
+    if isinstance(linear, Packed | SummedLinear):
         return linear.plus(x, residual)
     if linear.bias is None:
         return torch.addmm(residual, x, linear.weight.t())

@@ -8,6 +8,10 @@ run as they are in rounds: plain, recorded and replayed.
 Shapes: B rows, T tokens of each, V vocabulary.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -37,26 +41,55 @@ def is_invariant_on_cpu(config: PretrainedConfig, dtype: torch.dtype) -> bool:
     return has_kernels and all(kernel_for(dtype, size) is not None for size in sizes)
 
 
+class Slots(Protocol):
+    """A model over slots, as far as it is measured."""
+
+    vocab_size: int
+    max_positions: int | None
+
+    def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0) -> None: ...
+    def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None: ...
+
+
+# Takes starts and tokens of rows in the first slots, padded to one length, and returns the last one's logits [T, V].
+Score = Callable[[list[int], list[list[int]]], torch.Tensor]
+
+
 @torch.inference_mode()
 def is_invariant(model: LanguageModel) -> bool:
     """Measure a model whose weights are laid out; its cache is lost."""
+
+    def score(starts: list[int], tokens: list[list[int]]) -> torch.Tensor:
+        tokens_BT = to_device(tokens, model.device)
+        every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
+        return model.forward(starts, tokens_BT, every_BT)[-1].clone()
+
+    try:
+        return are_invariant(model, score, num_ways=1 if model.graphs is None else 3)
+    finally:
+        model.cache = None
+
+
+def are_invariant(model: Slots, score: Score, num_ways: int) -> bool:
+    """Measure the logits that `score` returns of a model; a forward is run as often as it takes to see all its ways."""
     num_prompt = _LONGEST_PROMPT
     if model.max_positions is not None:
         num_prompt = max(1, min(num_prompt, model.max_positions - _NUM_SCORED))
     generator = torch.Generator().manual_seed(0)
     num_rows = max(rows for rows, _ in _FORWARDS)
     texts = torch.randint(model.vocab_size, (num_rows, num_prompt + _NUM_SCORED), generator=generator).tolist()
-    try:
-        alone = _logits(model, texts[:1], num_prompt, 1)
-        return all(  # the first text is the last of this many rows
-            torch.equal(_logits(model, [*texts[1:rows], texts[0]], num_prompt, tokens), alone)
-            for rows, tokens in _FORWARDS
-        )
-    finally:
-        model.cache = None
+
+    def logits(texts: list[list[int]], num_tokens: int) -> torch.Tensor:
+        return _logits(model, score, num_ways, texts, num_prompt, num_tokens)
+
+    alone = logits(texts[:1], 1)
+    # The first text is the last of this many rows.
+    return all(torch.equal(logits([*texts[1:rows], texts[0]], tokens), alone) for rows, tokens in _FORWARDS)
 
 
-def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_tokens: int) -> torch.Tensor:
+def _logits(
+    model: Slots, score: Score, num_ways: int, texts: list[list[int]], num_prompt: int, num_tokens: int
+) -> torch.Tensor:
     """Return the last row's logits [T, V] at its scored tokens, `num_tokens` of each row a forward."""
     num_rows = len(texts)
     model.allocate(num_rows, num_prompt + _NUM_SCORED)
@@ -66,11 +99,8 @@ def _logits(model: LanguageModel, texts: list[list[int]], num_prompt: int, num_t
     for first in range(0, _NUM_SCORED, num_tokens):
         starts = [length + first for length in lengths]
         tokens = [text[start : start + num_tokens] for text, start in zip(texts, starts, strict=True)]
-        tokens_BT = to_device([row + [0] * (len(tokens[-1]) - len(row)) for row in tokens], model.device)
-        every_BT = torch.arange(tokens_BT.shape[1], device=model.device).expand_as(tokens_BT)
-        # As often as it takes to see all ways in which a forward runs; they must agree.
-        num_times = 1 if model.graphs is None else 3
-        ways = [model.forward(starts, tokens_BT, every_BT)[-1].clone() for _ in range(num_times)]
+        padded = [row + [0] * (len(tokens[-1]) - len(row)) for row in tokens]
+        ways = [score(starts, padded) for _ in range(num_ways)]
         agree = all(torch.equal(ways[0], each) for each in ways)
         found.append(ways[0] if agree else torch.full_like(ways[0], float("nan")))
     return torch.cat(found)

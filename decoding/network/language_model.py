@@ -3,7 +3,6 @@
 Shapes: B rows, T tokens, J positions whose logits are wanted, V vocabulary.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
@@ -23,7 +22,7 @@ from decoding.cache.prefill import Piece, batches, may_join_batch
 from decoding.checkpoint.loading import DType, load_network
 from decoding.codes.left_weight import identity_of
 from decoding.device import Device, seconds_of, to_device
-from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.graphs import ForwardGraphs, graphs_on
 from decoding.fused.live_weights import LiveWeights
 from decoding.fused.packed_linear import coded_layers
 from decoding.fused.recordings import CudaRecorder
@@ -116,8 +115,8 @@ class LanguageModel(SlotNetwork, LocalTarget):
             return
         self._lay_out()
         self.num_bytes_read -= sum(layer.num_bytes_saved for layer in coded_layers(self.network))
-        if self.fused is not None and self.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off":
-            self.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
+        if self.fused is not None:
+            self.graphs = graphs_on(self.device, self._run_fused)
 
     def prefill(self, slots: Seq[int], token_ids: Seq[Seq[int]], starts: Seq[int] | None = None) -> None:
         """Write the keys and values of each row's tokens, as `Target.prefill` says, in the forwards of `batches`."""

@@ -32,7 +32,11 @@ from decoding.checkpoint.loading import DType, load_network
 from decoding.checkpoint.rank import check_can_be_sharded
 from decoding.checkpoint.supported import load_config, model_folder
 from decoding.device import Device, to_device
+from decoding.fused.decoder import FusedDecoder
+from decoding.fused.graphs import ForwardGraphs, graphs_on
+from decoding.fused.packed_linear import use_library_products
 from decoding.network.slot_network import SlotNetwork
+from decoding.ranks.shares import take_shares
 
 # The arguments of a layer besides the hidden states that are allowed: all follow from positions, slots and the mask.
 # Any other (token embeddings of each layer, keys of another layer, the first hidden states) would have to cross a cut.
@@ -83,6 +87,7 @@ class Stage(SlotNetwork):
         if not layers.has_head:
             modules[layers.end - 1].register_forward_hook(self._leave)
         self._caches: dict[int, KVCache] = {}
+        self._recorded: dict[int, ForwardGraphs] = {}  # of each session, since they have the addresses of its slots
         self.misleads = 0  # of caches that are allocated from now on, for the probe
 
     @classmethod
@@ -111,27 +116,66 @@ class Stage(SlotNetwork):
 
     def allocate(self, num_slots: int, num_positions: int, num_draft_tokens: int = 0, session: int = 0) -> None:
         """Reserve a fresh cache for a session, as `Target.allocate`; the contents of its earlier one are lost."""
+        self._forget(session)
         self._caches[session] = cache = self.new_cache(num_slots, num_positions, num_draft_tokens)
         cache.misleads = self.misleads
 
     def release(self, session: int = 0) -> None:
         """Free a session's cache; `allocate` comes before its next forward."""
         self._caches.pop(session, None)
+        self._forget(session)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def speed_up(self) -> None:
         """Lay the weights out for this device, and fuse the layers of a network that fits; all caches are lost.
 
-        Sharded weights stay as transformers left them: its hooks depend on their layout.
+        Ranks whose layers do not fit keep their shares as transformers left them: its forwards depend on their layout.
         """
         self._caches.clear()
-        if not self.is_sped_up and self.num_ranks == 1:
+        if self.is_sped_up:
+            return
+        if self.num_ranks == 1 or self._takes_shares():
             self._lay_out()
+        self.is_sped_up = True
 
-    def slow_down(self) -> None:
-        """Run transformers' own code again, because ours was measured to deviate."""
-        self.fused = None
+    def _takes_shares(self) -> bool:
+        """Make plain modules of this rank's shares, if its layers can then be fused; else say why they cannot."""
+        if self.runs_rows_apart or not FusedDecoder.fits(self.network):
+            return False
+        if not self.may_fuse:
+            self.why_not_fused = "a miniature of it deviates when they are fused"
+        elif not take_shares(self.network):
+            self.why_not_fused = "ranks of this family gather what is between two products"
+        return not self.why_not_fused
+
+    def slow_down(self, why: str) -> None:
+        """Run transformers' own code again, for the reason that was measured, and the library's products in it."""
+        if self.fused is not None:
+            self.why_not_fused = why
+        if self.has_exact_products:
+            use_library_products(self.network)
+        self.fused, self.exact = None, "off"
+        self._recorded.clear()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether forwards of few tokens are recorded, as far as is known now."""
+        return self._new_graphs() is not None and not self.fallback
+
+    @property
+    def fallback(self) -> str:
+        refusals = (graphs.recordings.refusal for graphs in self._recorded.values())
+        return super().fallback or next(filter(None, refusals), "")
+
+    def _new_graphs(self) -> ForwardGraphs | None:
+        if self.fused is None:
+            return None
+        return graphs_on(self.device, self._run_fused, has_head=self.layers.has_head)
+
+    def _forget(self, session: int) -> None:
+        if session in self._recorded:
+            self._recorded[session].forget()
 
     def reader(self, layer_ids: Seq[int]) -> Features | None:
         """Return features that take the streams that enter these layers, as they are; None if no one is read here.
@@ -160,13 +204,17 @@ class Stage(SlotNetwork):
         `fed_N` are the rows' tokens end to end, `lengths[b]` of them for row b, or the output of the stage before.
         Their positions are starts[b], starts[b] + 1, ... of slot slots[b] (by default slot b). `wanted_BJ` are indexes
         into each row's tokens; an index beyond the last token means that one. What is read of the N tokens is left in
-        `features` (see `reader`). `is_prompt` as in `LanguageModel.forward`.
+        `features` (see `reader`). `is_prompt` as in `LanguageModel.forward`. What comes of a recorded forward is valid
+        until the session's next one.
         """
         fed_N, packing = fed_N.to(self.device), Packing.of(lengths, self.device)
         if wanted_BJ is None:
             wanted_BJ = torch.zeros(len(lengths), 0, dtype=torch.int64)
         last_B1 = to_device(lengths, self.device)[:, None] - 1
         wanted_BJ = wanted_BJ.to(self.device).minimum(last_B1)
+        if session not in self._recorded and (recorded := self._new_graphs()) is not None:
+            self._recorded[session] = recorded
+        self.graphs = self._recorded.get(session)
         # Our own layers always take packed rows. In a rectangle, a row's last token is repeated to the end.
         rectangle = None if self.packs_rows or self.runs_rows_apart or self.fused is not None else packing
         if rectangle is not None:

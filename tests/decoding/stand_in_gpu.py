@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from decoding.cache import kv_cache
-from decoding.fused.graphs import ForwardGraphs
+from decoding.fused.graphs import Forward, ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
-from decoding.network.language_model import LanguageModel
+from decoding.network import language_model, stage
 from decoding.sampling.verdicts import Verdicts
 from tests.decoding.tape import Call, Tape, noise
 
@@ -214,16 +214,13 @@ class StandInGpu(TorchDispatchMode):
 
 
 def record_forwards(patch: pytest.MonkeyPatch) -> None:
-    """Let fused models be recorded by `CudaRecorder` on the CPU as well."""
-    speed_up = LanguageModel.speed_up
+    """Let fused models and stages be recorded by `CudaRecorder` on the CPU as well."""
 
-    def recorded(self: LanguageModel) -> None:
-        was_sped_up = self.is_sped_up
-        speed_up(self)
-        if self.fused is not None and not was_sped_up:
-            self.graphs = ForwardGraphs(self._run_fused, CudaRecorder())
+    def on_any(_: torch.device, forward: Forward, *, has_head: bool = True) -> ForwardGraphs:
+        return ForwardGraphs(forward, CudaRecorder(), has_head=has_head)
 
-    patch.setattr(LanguageModel, "speed_up", recorded)
+    for module in (language_model, stage):
+        patch.setattr(module, "graphs_on", on_any)
 
 
 class _Stream:

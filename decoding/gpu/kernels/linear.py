@@ -117,7 +117,7 @@ def sum_of_parts(parts, at, part_stride, num_parts, inside):
     """Add the parts of some numbers in order; the parts of a number are a stride apart."""
     total = tl.zeros(at.shape, tl.float32)
     for part in range(num_parts):
-        total += tl.load(parts + part * part_stride + at, mask=inside, other=0.0)
+        total += tl.load(parts + part * part_stride + at, mask=inside, other=0.0).to(tl.float32)
     return total
 
 

@@ -27,6 +27,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteConfig", GROUPED),
 }
 NO_PLAN = {"gpt2", "opt", "falcon", "falcon_alibi", "bloom", "gptj"}
+FUSED_IN_RANKS = {"gemma2", "gemma3", "granite", "llama", "llama_tied", "llama_yarn", "mistral", "qwen2", "qwen3"}
 NUM_RANKS, NUM_STAGES = 2, 2
 TOKENS = torch.arange(12) * 5 % 48
 LAYER_IDS = (0, 2, 3, NUM_LAYERS)  # the second stage begins with layer 3
@@ -38,6 +39,10 @@ class Found(NamedTuple):
     logits: torch.Tensor
     num_bytes: int  # of the weights in this process
     streams: torch.Tensor
+    fast: torch.Tensor  # logits when the stages were made faster
+    fast_streams: torch.Tensor
+    is_fused: bool
+    fallback: str
 
 
 def main(rank: int, port: int, folder: Path) -> None:
@@ -50,7 +55,11 @@ def main(rank: int, port: int, folder: Path) -> None:
         untapped, _ = _in_pieces(stages, ())
         logits, streams = _in_pieces(stages, LAYER_IDS)
         assert torch.equal(logits, untapped), "no bit depends on whether streams are read"
-        found[path.name] = Found(logits, sum(stage.num_weight_bytes for stage in stages), streams)
+        num_bytes = sum(stage.num_weight_bytes for stage in stages)
+        for stage in stages:
+            stage.speed_up()
+        of_fast = *_in_pieces(stages, LAYER_IDS), all(stage.fused is not None for stage in stages), stages[0].fallback
+        found[path.name] = Found(logits, num_bytes, streams, *of_fast)
     (folder / f"found_{rank}.pickle").write_bytes(pickle.dumps({name: tuple(each) for name, each in found.items()}))
 
 
@@ -99,13 +108,30 @@ def test_shared_out_layers_compute_what_whole_ones_do_and_each_process_has_the_w
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
     with torch.no_grad():
         expected = whole(TOKENS[None]).logits[0]
-    logits, num_bytes, _ = found[0][family]
+    logits, num_bytes, *_ = found[0][family]
     assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
     assert num_bytes < 0.7 * LanguageModel.load(str(folder / family), "cpu", "float32").num_weight_bytes
     streams = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
     first, second = (families[family].streams for families in found)
     assert torch.equal(first, second)
     assert (first - streams).abs().max() < 1e-5 * streams.abs().max()
+
+
+@pytest.mark.parametrize("family", sorted(TABLE.keys() - NO_PLAN))
+def test_fused_layers_that_are_shared_out_compute_what_whole_ones_do_and_others_say_that_they_are_not_fused(
+    family: str, folder: Path, found: list[dict[str, Found]]
+) -> None:
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder / family).eval()
+    with torch.no_grad():
+        expected = whole(TOKENS[None]).logits[0]
+    first, second = (families[family] for families in found)
+    assert first.is_fused == (family in FUSED_IN_RANKS)
+    assert bool(first.fallback) == (family == "olmo2")  # the others that are not fused would not be in one process
+    assert (first.fast - expected).abs().max() < 1e-5 * expected.abs().max()
+    streams = streams_of(whole, TOKENS.tolist(), LAYER_IDS)
+    assert (first.fast_streams - streams).abs().max() < 1e-5 * streams.abs().max()
+    assert torch.equal(first.fast, second.fast)
+    assert torch.equal(first.fast_streams, second.fast_streams)
 
 
 def test_every_model_type_that_may_be_sharded_was_compared(folder: Path) -> None:
