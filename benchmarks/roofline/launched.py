@@ -37,7 +37,7 @@ OTHER_KERNELS = 4  # of a layer: two norms, the heads' rotation, and attention, 
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
 # Of a round with a head, beside the target's: the first step with its picks and what it reads of its ring, each later
 # step, and what is left for the next round.
-FIRST_STEP_KERNELS, NEXT_STEP_KERNELS, KEEP_KERNELS = 40, 26, 8
+FIRST_STEP_KERNELS, NEXT_STEP_KERNELS, KEEP_KERNELS = 40, 26, 14
 _HOPPER = MULTIPROCESSORS[90]
 
 

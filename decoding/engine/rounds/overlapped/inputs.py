@@ -1,11 +1,13 @@
 """RoundInputs: what the host gives a round, and the tensors that its recordings read it from.
 
-Shapes: B rows, C columns of parameters.
+Shapes: B rows, C columns of parameters, L lines of numbers, W newest tokens of a row.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +16,10 @@ import torch
 from decoding.fused.recordings import power_of_two
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
+from decoding.sampling.masks import TokenMasks
 
 _LEAST_REACH = 4 * CHUNK  # positions
+NUM_NEWEST = (2, 8, 32)  # tokens of a row that the first step of a draft may read
 
 
 class Start(NamedTuple):
@@ -24,54 +28,86 @@ class Start(NamedTuple):
     length: int  # of prompt and output
     previous: int  # the token before the newest one; of a row of one token, that one again
     newest: int
+    more: tuple[int, ...] = ()  # its W newest tokens, oldest first, where a draft reads more than two at first
 
 
 @dataclass(frozen=True)
 class RoundInputs:
     """What each row does in a round."""
 
-    limits: Seq[int]  # tokens that it may draft; 0 for a row that takes no part
+    limits: Seq[int]  # tokens that the steps of the draft may draft; 0 for a row that takes no part
     is_active: Seq[bool]  # whether it takes part
     starts: dict[int, Start]  # of rows whose state the device does not hold
+    given: Seq[Seq[int]] = ()  # tokens that the host drafts for each row, in place of the steps; empty: for no row
+    num_newest: int = 2  # W: of all rows, whose starts are given if it is more than two
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens that are drafted for each row, at most."""
+        return [
+            len(own) or limit for own, limit in zip(self.given or [()] * len(self.limits), self.limits, strict=True)
+        ]
+
+    @property
+    def num_given(self) -> int:
+        """The width of what the host drafts, rounded up: a draft that was looked up has any length."""
+        return rounded_width(max(map(len, self.given), default=0))
+
+    @property
+    def num_drafted(self) -> int:
+        """The width of what is drafted."""
+        return max(*self.limits, self.num_given)
+
+    @property
+    def num_more(self) -> int:
+        """The lines of newest tokens, behind those of `Given`."""
+        return self.num_newest if self.num_newest > 2 else 0
 
 
 class Given(IntEnum):
-    """Lines of `InputBuffers.given_6B`: one number of each a row."""
+    """Lines of `InputBuffers.given_LB`: one number of each a row. The newest and the given tokens may follow."""
 
     IS_ACTIVE = 0
     IS_FRESH = 1  # the state is given, or does not matter
     LENGTH = 2
     PREVIOUS = 3
     NEWEST = 4
-    LIMIT = 5
+    LIMIT = 5  # tokens that are drafted at most
+    IS_GIVEN = 6  # whether the host drafts them
 
 
 class InputBuffers:
     """The tensors that the recordings of a number of rows read."""
 
-    def __init__(self, num_rows: int, num_stop_ids: int, like: PickTable) -> None:
-        """Make tensors for this many rows, and stop ids of each, on the device of a table."""
+    def __init__(self, num_rows: int, num_stop_ids: int, like: PickTable, most_given: int = 0) -> None:
+        """Make tensors for this many rows, stop ids and given tokens of each, on the device of a table."""
         self.num_rows = num_rows
-        self.given_6B = like.columns_BC.new_zeros(len(Given), num_rows)
+        self.given_LB = like.columns_BC.new_zeros(len(Given) + NUM_NEWEST[-1] + most_given, num_rows)
         self.columns_BC = like.columns_BC.new_full((num_rows, len(Column) + num_stop_ids), -1)
         self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
         self.no_biases = torch.empty(0, dtype=torch.float32, device=like.columns_BC.device)
         self._table: PickTable | None = None  # that was copied last
+        self._masks: dict[int, _MaskBuffers] = {}  # by the number of positions
 
     def take(self, inputs: RoundInputs, table: PickTable) -> None:
         """Copy what the host gives into these tensors: one copy, and another one where the table is a new one."""
-        given_6B = np.zeros(self.given_6B.shape, dtype=np.int64)
+        num_before = len(Given) + inputs.num_more
+        given_LB = np.zeros((num_before + inputs.num_given, self.num_rows), dtype=np.int64)
         num_rows = len(inputs.limits)
         is_active_B = np.array(inputs.is_active)
-        given_6B[Given.IS_ACTIVE, :num_rows] = is_active_B
-        given_6B[Given.LIMIT, :num_rows] = inputs.limits
-        given_6B[Given.IS_FRESH] = 1  # padding, too
-        given_6B[Given.IS_FRESH, :num_rows] = ~is_active_B
-        given_6B[Given.LENGTH] = 1
+        given_LB[Given.IS_ACTIVE, :num_rows] = is_active_B
+        given_LB[Given.LIMIT, :num_rows] = inputs.lengths
+        given_LB[Given.IS_FRESH] = 1  # padding, too
+        given_LB[Given.IS_FRESH, :num_rows] = ~is_active_B
+        given_LB[Given.LENGTH] = 1
         for row, start in inputs.starts.items():
-            given_6B[Given.IS_FRESH, row] = 1
-            given_6B[Given.LENGTH : Given.NEWEST + 1, row] = start
-        self.given_6B.copy_(torch.from_numpy(given_6B), non_blocking=True)
+            given_LB[Given.IS_FRESH, row] = 1
+            given_LB[Given.LENGTH : Given.NEWEST + 1, row] = start[:3]
+            given_LB[len(Given) : num_before, row] = start.more
+        for row, tokens in enumerate(inputs.given):
+            given_LB[Given.IS_GIVEN, row] = bool(tokens)
+            given_LB[num_before : num_before + len(tokens), row] = tokens
+        self.given_LB[: len(given_LB)].copy_(torch.from_numpy(given_LB), non_blocking=True)
         if table is not self._table:
             own_BC = self.columns_BC[: len(table.columns_BC)]
             num_columns = table.columns_BC.shape[1]
@@ -80,6 +116,39 @@ class InputBuffers:
             # Padding has what other rows had: with penalties it would read counts, which may not be there.
             self.columns_BC[len(own_BC) :, Column.USES_COUNTS] = 0
             self._table = table
+
+    def take_masks(self, masks: TokenMasks, num_positions: int, vocab_size: int) -> Callable[[], torch.Tensor]:
+        """Copy masks into a tensor, in one copy; return what makes the masks of all rows [B, J, W] of it."""
+        if num_positions not in self._masks:
+            num_words = -(-vocab_size // 32)
+            self._masks[num_positions] = _MaskBuffers((self.num_rows, num_positions, num_words), self.given_LB.device)
+        self._masks[num_positions].take(masks)
+        return self._masks[num_positions].of_rows
+
+
+class _MaskBuffers:
+    """Masks of some rows, and before them where each row's are: -1 for a row to which all is allowed."""
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        """Make room for masks of this shape [B, J, W]."""
+        num_numbers = shape[0] + prod(shape)
+        self._shape = shape
+        self._numbers = torch.zeros(num_numbers, dtype=torch.int32, device=device)
+        # The next round begins when this one has been read, so what is on its way is not overwritten.
+        self._sent = torch.zeros(num_numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._on_host = self._sent.numpy()
+
+    def take(self, masks: TokenMasks) -> None:
+        num_rows, end = self._shape[0], self._shape[0] + masks.packed_RJW.numel() * bool(masks.rows)
+        self._on_host[:num_rows] = -1
+        self._on_host[list(masks.rows)] = range(len(masks.rows))
+        self._on_host[num_rows:end] = masks.packed_RJW.numpy().flatten()[: end - num_rows]
+        self._numbers[:end].copy_(self._sent[:end], non_blocking=True)
+
+    def of_rows(self) -> torch.Tensor:
+        num_rows = self._shape[0]
+        line_B, masks_RJW = self._numbers[:num_rows], self._numbers[num_rows:].view(self._shape)
+        return torch.where(line_B[:, None, None] < 0, -1, masks_RJW[line_B.clamp(min=0)])
 
 
 def rounded_width(num_drafted: int) -> int:
