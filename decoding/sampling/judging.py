@@ -107,21 +107,29 @@ def send(
 
 
 def _check(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
-    """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-    sequences, matchers, wrong = request.rows.sequences, request.rows.matchers, []
-    for row in request.rows.checked_later:
-        matcher, verdict = matchers[row], verdicts[row]
+    if wrong := strays(request.rows, verdicts):
+        judge_again(request, logits_BJV, verdicts, wrong)
+
+
+def strays(rows: Rows, verdicts: Seq[RowVerdict]) -> list[int]:
+    """Return the rows that were judged without masks and got tokens which their grammars forbid."""
+    wrong = []
+    for row in rows.checked_later:
+        matcher, verdict = rows.matchers[row], verdicts[row]
         accepted = verdict.draft_token_ids[: verdict.num_accepted]
         new = matcher.upto_end([*accepted, verdict.next_token]) if accepted else [verdict.next_token]
-        if verdict.is_finite and not matcher.allows(sequences[row].output_token_ids, new):
+        if verdict.is_finite and not matcher.allows(rows.sequences[row].output_token_ids, new):
             wrong.append(row)
-    if not wrong:
-        return
+    return wrong
+
+
+def judge_again(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict], wrong: Seq[int]) -> None:
+    """Judge these rows of a request again, with their masks, and replace their verdicts."""
     part, logits_BJV = request.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
     judged = verify_rows(part.rows, part.draft, logits_BJV, part.close_call)
     again = send(judged, part.draft, logits_BJV, part.num_logprobs).result()
     for row, verdict in zip(wrong, again, strict=True):
-        matchers[row].note_stray(len(sequences[row].output_token_ids))
+        request.rows.matchers[row].note_stray(len(request.rows.sequences[row].output_token_ids))
         verdicts[row] = verdict
 
 

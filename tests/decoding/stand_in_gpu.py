@@ -31,7 +31,7 @@ from decoding.fused.graphs import ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
 from decoding.network.language_model import LanguageModel
-from decoding.sampling.verdicts import Verdicts
+from decoding.sampling.verdicts import OnItsWay, Verdicts
 from tests.decoding.tape import Call, Tape, noise
 
 FAULT = "CUDA error: an illegal memory access was encountered"
@@ -90,6 +90,8 @@ class StandInGpu(TorchDispatchMode):
                 self.launch(kernel.fn.__name__, partial(run, kernel, *args, **kwargs), given)
 
             patch.setattr(GridExecutor, "__call__", launch)
+            sent = "decoding.engine.rounds.overlapped.rounds.OnItsWay"
+            patch.setattr(sent, lambda numbers: OnItsWay(self.on_device(numbers)))
         return self
 
     def fault(self) -> None:

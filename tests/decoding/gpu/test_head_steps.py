@@ -31,7 +31,7 @@ def test_a_round_that_is_dropped_leaves_the_pairs_of_the_one_before(most_drafted
         steps.note(slot, slot, rows[slot], RowVerdict(accepted, 0, 0, True, most_drafted, [], []), most_drafted)
     keep(steps, RowsNow(lengths_B + accepted_B + 1, tokens_BJ, is_active_B), -features_BJH, tokens_BJ)
     for slot, accepted in enumerate(accepted_B[:2].tolist()):
-        ((start, lines_NH),) = drafter._pieces(slot)
+        ((start, lines_NH),) = drafter.take_left(slot)
         assert start == len(rows[slot]) - 1
         assert torch.equal(lines_NH, features_BJH[slot, : accepted + 1])
     assert not steps._lines_SRH[2].any()
@@ -51,7 +51,7 @@ def test_a_row_that_leaves_its_slot_keeps_its_features_when_another_row_runs_the
     if moves_early:
         steps.note(1, 0, row, verdict, 1)
     keep(steps, RowsNow(torch.tensor([len(row)]), tokens_BJ, torch.tensor([True])), -features_BJH, tokens_BJ)
-    ((start, lines_NH),) = drafter._pieces(1)
+    ((start, lines_NH),) = drafter.take_left(1)
     assert start == len(row) - 1
     assert torch.equal(lines_NH, features_BJH[0])
-    assert not drafter._pieces(0)
+    assert not drafter.take_left(0)

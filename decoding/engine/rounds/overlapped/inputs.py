@@ -3,20 +3,18 @@
 Shapes: B rows, C columns of parameters, L lines of numbers, W newest tokens of a row.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from decoding.engine.rounds.overlapped.grammars import MaskBuffers
 from decoding.fused.recordings import power_of_two
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
-from decoding.sampling.masks import TokenMasks
 
 _LEAST_REACH = 4 * CHUNK  # positions
 NUM_NEWEST = (2, 8, 32)  # tokens of a row that the first step of a draft may read
@@ -87,7 +85,7 @@ class InputBuffers:
         self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
         self.no_biases = torch.empty(0, dtype=torch.float32, device=like.columns_BC.device)
         self._table: PickTable | None = None  # that was copied last
-        self._masks: dict[int, _MaskBuffers] = {}  # by the number of positions
+        self.masks: dict[int, MaskBuffers] = {}  # by the number of positions
 
     def take(self, inputs: RoundInputs, table: PickTable) -> None:
         """Copy what the host gives into these tensors: one copy, and another one where the table is a new one."""
@@ -116,39 +114,6 @@ class InputBuffers:
             # Padding has what other rows had: with penalties it would read counts, which may not be there.
             self.columns_BC[len(own_BC) :, Column.USES_COUNTS] = 0
             self._table = table
-
-    def take_masks(self, masks: TokenMasks, num_positions: int, vocab_size: int) -> Callable[[], torch.Tensor]:
-        """Copy masks into a tensor, in one copy; return what makes the masks of all rows [B, J, W] of it."""
-        if num_positions not in self._masks:
-            num_words = -(-vocab_size // 32)
-            self._masks[num_positions] = _MaskBuffers((self.num_rows, num_positions, num_words), self.given_LB.device)
-        self._masks[num_positions].take(masks)
-        return self._masks[num_positions].of_rows
-
-
-class _MaskBuffers:
-    """Masks of some rows, and before them where each row's are: -1 for a row to which all is allowed."""
-
-    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
-        """Make room for masks of this shape [B, J, W]."""
-        num_numbers = shape[0] + prod(shape)
-        self._shape = shape
-        self._numbers = torch.zeros(num_numbers, dtype=torch.int32, device=device)
-        # The next round begins when this one has been read, so what is on its way is not overwritten.
-        self._sent = torch.zeros(num_numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._on_host = self._sent.numpy()
-
-    def take(self, masks: TokenMasks) -> None:
-        num_rows, end = self._shape[0], self._shape[0] + masks.packed_RJW.numel() * bool(masks.rows)
-        self._on_host[:num_rows] = -1
-        self._on_host[list(masks.rows)] = range(len(masks.rows))
-        self._on_host[num_rows:end] = masks.packed_RJW.numpy().flatten()[: end - num_rows]
-        self._numbers[:end].copy_(self._sent[:end], non_blocking=True)
-
-    def of_rows(self) -> torch.Tensor:
-        num_rows = self._shape[0]
-        line_B, masks_RJW = self._numbers[:num_rows], self._numbers[num_rows:].view(self._shape)
-        return torch.where(line_B[:, None, None] < 0, -1, masks_RJW[line_B.clamp(min=0)])
 
 
 def rounded_width(num_drafted: int) -> int:

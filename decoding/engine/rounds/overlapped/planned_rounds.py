@@ -13,6 +13,7 @@ from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import unless_looked_up
 from decoding.engine.rounds.host_rounds import HostRound, HostRounds
 from decoding.engine.rounds.overlapped.counts import SlotCounts
+from decoding.engine.rounds.overlapped.grammars import RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, can_be_recorded, start_of
 from decoding.engine.rounds.overlapped.steps import DraftSteps
@@ -31,14 +32,18 @@ class _PlannedRound(HostRound):
     steps: DraftSteps | None
     is_level: Seq[bool]  # as in a round that overlaps
     counts: SlotCounts | None
+    grammars: RoundGrammars | None
 
     def read(self, running: Running, newer: Started | None) -> list[Decided]:
         decided = super().read(running, newer)
+        corrected = [] if self.grammars is None else self.grammars.corrected
         for slot, sequence, verdict in decided:
+            is_as_sent = slot not in corrected  # else the device has another token
             if verdict.is_finite and self.steps is not None and self.is_level[slot]:
-                is_given = bool(self.given[slot])
-                self.steps.note(slot, slot, sequence, verdict, max(self.limits), is_given=is_given)
-            if verdict.is_finite and self.counts is not None:
+                self.steps.note(slot, slot, sequence, verdict, max(self.limits), is_given=bool(self.given[slot]))
+                if not is_as_sent:
+                    self.steps.take_back(slot)
+            if verdict.is_finite and self.counts is not None and is_as_sent:
                 self.counts.note(slot, sequence, verdict.num_accepted + 1)
         return decided
 
@@ -55,7 +60,7 @@ class PlannedRounds(HostRounds):
         """Start the recordings of a round; one that cannot be recorded is started step by step."""
         assert self._planned is not None, "`ask` comes first"
         planned, plan, asked, forced = self._planned
-        if not all(can_be_recorded(row.params) for row in rows) or planned.have_grammars:
+        if not all(can_be_recorded(row.params) for row in rows):
             return super().start(rows, schedule, before)
         self._planned, is_resting = None, self._num_rested > 0
         given = [[] for _ in rows] if is_resting else self._drafter.without_model(asked)
@@ -83,10 +88,12 @@ class PlannedRounds(HostRounds):
         lengths = [1 + length for length in inputs.lengths]
         self._model.cache.hold(range(len(rows)), [len(row) - 1 for row in rows], lengths)
         num_visible = max(len(row) for row in rows) + inputs.num_drafted + 1
-        verdicts = device_rounds.start(inputs, table, num_visible, [row.params.logprobs for row in rows])
+        num_logprobs = tuple(row.params.logprobs for row in rows)
+        grammars = RoundGrammars(planned, num_logprobs) if planned.have_grammars else None
+        verdicts = device_rounds.start(inputs, table, num_visible, num_logprobs, grammars)
         drafter, is_forcing = None if is_resting else self._drafter, self._forces(planned)
         of_host = rows, plan, verdicts, schedule, drafter, asked, forced, is_forcing, 0.0
-        return _PlannedRound(*of_host, limits, given, steps, is_level, counts)
+        return _PlannedRound(*of_host, limits, given, steps, is_level, counts, grammars)
 
     @staticmethod
     def _limits(max_len: int, asked: Rows, given: Seq[list[int]]) -> list[int]:

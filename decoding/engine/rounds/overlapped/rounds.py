@@ -16,6 +16,7 @@ Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positi
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn.functional import pad
 
 from decoding.cache.features import Features
 from decoding.engine.rounds.overlapped.counts import SlotCounts
+from decoding.engine.rounds.overlapped.grammars import MaskBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
 from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, RowsNow, plan_of
 from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
@@ -32,11 +34,10 @@ from decoding.gpu.picks import PickInputs, pick
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.distribution import first_stop
 from decoding.sampling.logprobs import LineLogprobs, written
-from decoding.sampling.masks import TokenMasks, with_masks
+from decoding.sampling.masks import with_masks
 from decoding.sampling.verdicts import OnItsWay, SentVerdicts, Verdicts, accept_if_equal
 
 _MASKED = -1  # in the keys of recordings between which the host brings masks
-Masks = Callable[[Seq[Seq[int]], int], TokenMasks]  # of the tokens drafted for each row, and the number of positions
 
 
 class _Sizes(NamedTuple):
@@ -94,22 +95,24 @@ class DeviceRounds:
         table: PickTable,
         num_visible: int,
         num_logprobs: Seq[int | None] = (),
-        masks: Masks | None = None,
+        grammars: RoundGrammars | None = None,
     ) -> SentVerdicts:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 
-        The table has the parameters of all rows, in this order. `num_logprobs` as in `ScoreRequest`. Only what `masks`
-        allow is picked for the target. They are asked for when the target has begun, with all drafted tokens.
+        The table has the parameters of all rows, in this order. `num_logprobs` as in `ScoreRequest`. Where
+        rows have `grammars`, their masks are asked for when the target has begun.
         """
         num_tokens = sum(inputs.lengths) + sum(inputs.is_active)
         logprobs = LineLogprobs(num_logprobs, rounded_width(inputs.num_drafted) + 1, self._target.vocab_size)
         for cache in [self._target.cache] if self.steps is None else [self._target.cache, self.steps.slots.cache]:
             assert cache is not None, "allocate() comes first"
             cache.send_table()
-        columns_BC = self._run(inputs, table, num_tokens, num_visible, logprobs, masks)[: len(inputs.limits)]
+        found_BC, logits_BJV = self._run(inputs, table, num_tokens, num_visible, logprobs, grammars)
+        columns_BC = found_BC[: len(inputs.limits)]
         if not columns_BC.is_cuda:
             columns_BC = columns_BC.clone()  # the next round writes there
-        return SentVerdicts(columns_BC, logprobs if logprobs.num_top else None)
+        recheck = None if grammars is None or logits_BJV is None else partial(grammars.check, logits_BJV)
+        return SentVerdicts(columns_BC, logprobs if logprobs.num_top else None, recheck)
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
         """Compile and record the rounds of full slots in which each row drafts equally many tokens, up to these.
@@ -131,9 +134,9 @@ class DeviceRounds:
         num_tokens: int,
         num_visible: int,
         logprobs: LineLogprobs,
-        masks: Masks | None = None,
-    ) -> torch.Tensor:
-        """Run the draft and the target's part of a round; return what `_judge` does."""
+        grammars: RoundGrammars | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the draft and the target's part of a round; return what `_judge` does, and with grammars the logits."""
         num_rows, num_steps = min(rounded(len(inputs.limits)), self._num_slots), max(inputs.limits)
         of_inputs = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
         if of_inputs not in self._buffers:
@@ -155,9 +158,10 @@ class DeviceRounds:
             drafted = self._recorded((*of_inputs, *sizes.of_draft), lambda: self._draft(buffers, sizes))
         # Its key begins with that of the draft, whose output it reads.
         key = (*of_inputs, *sizes)
-        if masks is None:
-            return self._recorded((*key, *logprobs.num_top), lambda: self._verify(buffers, sizes, drafted, logprobs))
-        sent = OnItsWay(drafted) if num_steps else None
+        if grammars is None:
+            key = (*key, *logprobs.num_top)
+            return self._recorded(key, lambda: self._verify(buffers, sizes, drafted, logprobs)), None
+        sent = OnItsWay(drafted) if num_steps and grammars.rows.masked_first else None
         key = (*key, _MASKED)
         logits_BJV = self._recorded(
             key, lambda: self._kept(self._score(buffers, sizes, self._known(buffers, sizes, drafted)))
@@ -167,13 +171,17 @@ class DeviceRounds:
             by_steps = sent.result().tolist()
             limited = zip(tokens, by_steps, inputs.limits, strict=False)
             tokens = [own or found[: min(limit, found[num_steps])] for own, found, limit in limited]
-        num_positions = logits_BJV.shape[1]
-        masks_BJW = buffers.take_masks(masks(tokens, num_positions), num_positions, self._target.vocab_size)
+        num_positions, num_words = logits_BJV.shape[1], -(-self._target.vocab_size // 32)
+        if num_positions not in buffers.masks:
+            buffers.masks[num_positions] = MaskBuffers((num_rows, num_positions, num_words), drafted.device)
+        masks = buffers.masks[num_positions]
+        masks.take(grammars.masks(tokens, num_positions))
 
         def judge() -> torch.Tensor:
-            return self._judge(buffers, self._known(buffers, sizes, drafted), logits_BJV, logprobs, masks_BJW())
+            known = self._known(buffers, sizes, drafted)
+            return self._judge(buffers, known, logits_BJV, logprobs, masks.of_rows())
 
-        return self._recorded((*key, *logprobs.num_top), judge)
+        return self._recorded((*key, *logprobs.num_top), judge), logits_BJV
 
     def _kept(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Copy logits to where all recordings with as many positions keep theirs: else each would hold its own."""

@@ -89,6 +89,9 @@ class DraftSteps(ABC):
         is about a draft of the steps unless that `is_given` by the host.
         """
 
+    def take_back(self, slot: int) -> None:  # noqa: B027 - the host may have all that it needs
+        """Take to the host what a round has left of a row that has got another last token, behind `note`."""
+
 
 class ModelSteps(DraftSteps):
     """Steps of a draft model."""
@@ -172,6 +175,7 @@ class HeadSteps(DraftSteps):
         )
         self._tokens_SR = torch.zeros(num_slots + 1, self._size, dtype=torch.int64, device=device)
         self._num_read_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._read_up: dict[int, tuple[Sequence, int]] = {}  # by slot: the row, and what is there after the last round
 
     def first(self, rows: RowsNow, num_visible: int, *, is_wanted: bool = True) -> Logits:
         """Read W pairs of each row: what stands behind its last one is overwritten before anything sees it."""
@@ -242,10 +246,20 @@ class HeadSteps(DraftSteps):
             self._lines_SRH[slots_N, places_N % self._size] = lines_NH
             self._tokens_SR[slots_N, places_N % self._size] = tokens_N
             first |= {slot: place for slot, place, _ in numbers}
+        first = {slot: place for slot, place in first.items() if self._read_up.get(slot) != (rows[slot], place)}
+        self._read_up = {}
         if first:
             slots_N, first_N = to_device(list(first.items()), self._head.device, torch.int64).T
             self._num_read_S[slots_N] = first_N
         return levels
+
+    def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
+        found = super().level(rows, limits)
+        self._read_up = {slot: (row, len(row) - 1) for slot, row in enumerate(rows)}
+        return found
+
+    def take_back(self, slot: int) -> None:
+        self._drafter.take_left(slot)
 
     def note(
         self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int, *, is_given: bool = False

@@ -18,11 +18,13 @@ from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
 from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
 from decoding.fused.recordings import CudaRecorder
+from decoding.grammar.grammars import Grammars
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.networks import Eagle3Network
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rules import COUPLED
 from tests.decoding.gpu.operations import Operations
+from tests.decoding.grammar.tiny_grammars import END
 from tests.decoding.heads.tiny_heads import perfect_pair
 from tests.decoding.tiny import noised
 
@@ -49,7 +51,7 @@ def numbered(num_rows: int = len(PROMPTS), fields: list[dict] = FIELDS) -> list[
     return rows
 
 
-def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
+def engine_of(draft: str, num_slots: int, num_drafted: int, grammars: Grammars | None = None) -> Engine:
     """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token."""
     network, saved = perfect_pair(reads_features=True)
     other = noised(network, 0.1)
@@ -68,7 +70,8 @@ def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
     elif draft == "hybrid":
         drafter = HybridDrafter(SuffixDrafter(), ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH))
     options = EngineOptions(num_slots=num_slots, num_speculative_tokens=max(1, num_drafted), max_model_len=LENGTH)
-    return Engine([(target, drafter)], options, LENGTH)
+    target.eos_token_ids = frozenset() if grammars is None else frozenset({END})
+    return Engine([(target, drafter)], options, LENGTH, grammars=grammars)
 
 
 def on_kernels(network: PreTrainedModel) -> LanguageModel:
