@@ -84,11 +84,6 @@ class HybridDrafter(Drafter):
         if self.is_remote:  # a model of this process is asked nothing; to limit the rows for it takes 1 % of a round
             self._model.ask(self._for_model(rows))
 
-    @property
-    def model(self) -> Drafter:
-        """The drafter with a draft model or head."""
-        return self._model
-
     def without_model(self, rows: Rows) -> list[list[int]]:
         self._extensions = {}
         return self._lookup.without_model(rows.limited(rows.uses_lookup))

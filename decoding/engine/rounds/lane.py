@@ -191,7 +191,7 @@ def recorded_rounds(
 
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)
-    part = _drafting(drafter)
+    part = drafter.parts[-1]
     drafting = part if isinstance(part, ModelDrafter | Eagle3Drafter) else None
     record, looks_up = CudaRecorder() if is_recorded else None, isinstance(drafter, LookupDrafter | HybridDrafter)
     ahead = RoundsAhead(target, drafting, num_slots, record, looks_up=looks_up)
@@ -207,7 +207,9 @@ def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
-    models, part = [target], _drafting(drafter)
+    if isinstance(drafter, InTurn):
+        return False
+    models, part = [target], drafter.parts[-1]
     if isinstance(part, Eagle3Drafter):
         return part.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
     if target.tap:
@@ -217,8 +219,3 @@ def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
     elif not isinstance(part, NoDrafter | LookupDrafter):
         return False
     return all(model.fused is not None and model.fused.is_on_gpu for model in models)
-
-
-def _drafting(drafter: Drafter) -> Drafter:
-    """Return the part of a drafter that drafts with a model, if it has one."""
-    return drafter.model if isinstance(drafter, HybridDrafter) else drafter

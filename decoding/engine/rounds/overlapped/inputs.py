@@ -26,7 +26,7 @@ class Start(NamedTuple):
     length: int  # of prompt and output
     previous: int  # the token before the newest one; of a row of one token, that one again
     newest: int
-    more: tuple[int, ...] = ()  # its W newest tokens, oldest first, where a draft reads more than two at first
+    before: tuple[int, ...] = ()  # tokens before these, where a draft reads more than two at first
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,15 @@ class RoundInputs:
         """The width of what is drafted."""
         return max(*self.limits, self.num_given)
 
-    @property
-    def num_more(self) -> int:
-        """The lines of newest tokens, behind those of `Given`."""
-        return self.num_newest if self.num_newest > 2 else 0
-
 
 class Given(IntEnum):
-    """Lines of `InputBuffers.given_LB`: one number of each a row. The newest and the given tokens may follow."""
+    """Lines of `InputBuffers.given_LB`: one number of each a row. Its newest and its given tokens follow."""
 
     IS_ACTIVE = 0
     IS_FRESH = 1  # the state is given, or does not matter
     LENGTH = 2
-    PREVIOUS = 3
-    NEWEST = 4
-    LIMIT = 5  # tokens that are drafted at most
-    IS_GIVEN = 6  # whether the host drafts them
+    LIMIT = 3  # tokens that are drafted at most
+    IS_GIVEN = 4  # whether the host drafts them
 
 
 class InputBuffers:
@@ -89,7 +82,7 @@ class InputBuffers:
 
     def take(self, inputs: RoundInputs, table: PickTable) -> None:
         """Copy what the host gives into these tensors: one copy, and another one where the table is a new one."""
-        num_before = len(Given) + inputs.num_more
+        num_before = len(Given) + inputs.num_newest
         given_LB = np.zeros((num_before + inputs.num_given, self.num_rows), dtype=np.int64)
         num_rows = len(inputs.limits)
         is_active_B = np.array(inputs.is_active)
@@ -100,8 +93,8 @@ class InputBuffers:
         given_LB[Given.LENGTH] = 1
         for row, start in inputs.starts.items():
             given_LB[Given.IS_FRESH, row] = 1
-            given_LB[Given.LENGTH : Given.NEWEST + 1, row] = start[:3]
-            given_LB[len(Given) : num_before, row] = start.more
+            given_LB[Given.LENGTH, row] = start.length
+            given_LB[len(Given) : num_before, row] = *start.before, start.previous, start.newest
         for row, tokens in enumerate(inputs.given):
             given_LB[Given.IS_GIVEN, row] = bool(tokens)
             given_LB[num_before : num_before + len(tokens), row] = tokens

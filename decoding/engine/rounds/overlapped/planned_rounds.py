@@ -20,7 +20,7 @@ from decoding.engine.rounds.overlapped.steps import DraftSteps
 from decoding.engine.rounds.round import Decided, Running, Started
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import Schedule
-from decoding.sampling.rows import Rows, Rule
+from decoding.sampling.rows import Rule
 
 
 @dataclass
@@ -35,15 +35,15 @@ class _PlannedRound(HostRound):
     grammars: RoundGrammars | None
 
     def read(self, running: Running, newer: Started | None) -> list[Decided]:
-        decided = super().read(running, newer)
-        corrected = [] if self.grammars is None else self.grammars.corrected
+        decided, num_steps = super().read(running, newer), max(self.limits)
+        corrected = [] if self.grammars is None else self.grammars.corrected  # the device has other tokens
         for slot, sequence, verdict in decided:
-            is_as_sent = slot not in corrected  # else the device has another token
             if verdict.is_finite and self.steps is not None and self.is_level[slot]:
-                self.steps.note(slot, slot, sequence, verdict, max(self.limits), is_given=bool(self.given[slot]))
-                if not is_as_sent:
+                num_drafted = min(num_steps, 1) if self.given[slot] else num_steps
+                self.steps.note(slot, slot, sequence, verdict, num_drafted)
+                if slot in corrected:
                     self.steps.take_back(slot)
-            if verdict.is_finite and self.counts is not None and is_as_sent:
+            if verdict.is_finite and self.counts is not None and slot not in corrected:
                 self.counts.note(slot, sequence, verdict.num_accepted + 1)
         return decided
 
@@ -74,11 +74,15 @@ class PlannedRounds(HostRounds):
         steps, is_level, num_newest = device_rounds.steps, [False] * len(rows), 2
         limits = [0] * len(rows)
         if steps is not None:
-            limits = self._limits(steps.max_len, asked, given)
+            of_rows = zip(rows, asked.num_draft_tokens, asked.uses_lookup, given, strict=True)
+            limits = [
+                0 if up or tokens else max(0, min(limit, steps.max_len - len(row)))
+                for row, limit, up, tokens in of_rows
+            ]
             is_level, num_newest = steps.level(rows, limits)
             limits = [limit if level else 0 for limit, level in zip(limits, is_level, strict=True)]
-        inputs = RoundInputs(limits, [True] * len(rows), {}, given if any(given) else (), num_newest)
-        inputs.starts.update((slot, start_of(row, inputs.num_more)) for slot, row in enumerate(rows))
+        starts = {slot: start_of(row, num_newest) for slot, row in enumerate(rows)}
+        inputs = RoundInputs(limits, [True] * len(rows), starts, given if any(given) else (), num_newest)
         table = planned.sampling.table
         assert table is not None, "the kernels that pick have one"
         counts = device_rounds.counts if any(table.uses_counts) else None
@@ -94,12 +98,3 @@ class PlannedRounds(HostRounds):
         drafter, is_forcing = None if is_resting else self._drafter, self._forces(planned)
         of_host = rows, plan, verdicts, schedule, drafter, asked, forced, is_forcing, 0.0
         return _PlannedRound(*of_host, limits, given, steps, is_level, counts, grammars)
-
-    @staticmethod
-    def _limits(max_len: int, asked: Rows, given: Seq[list[int]]) -> list[int]:
-        """Return how many tokens of each row the steps of a draft may draft."""
-        uses_lookup = asked.uses_lookup or (False,) * len(given)
-        return [
-            0 if up or tokens else max(0, min(limit, max_len - len(row)))
-            for row, limit, up, tokens in zip(asked.sequences, asked.num_draft_tokens, uses_lookup, given, strict=True)
-        ]

@@ -46,13 +46,18 @@ class _Sizes(NamedTuple):
     has_counts: int
     num_steps: int  # of the draft
     reach: int  # positions that attention may read
-    num_more: int  # newest tokens that the host gives for each row; 0: two
+    num_newest: int  # tokens that the first step reads
     num_given: int  # drafted tokens that the host gives
     num_tokens: int  # that the target reads, padding included
 
-    @property
-    def of_draft(self) -> Key:
-        return self[:4]
+
+class _Work(NamedTuple):
+    """What the recordings of a round read, and what they are made for."""
+
+    buffers: InputBuffers
+    sizes: _Sizes
+    drafted: torch.Tensor  # what the steps of the draft return
+    logprobs: LineLogprobs
 
 
 class _Known(NamedTuple):
@@ -61,7 +66,6 @@ class _Known(NamedTuple):
     rows: RowsNow
     drafted_BK: torch.Tensor
     num_drafted_B: torch.Tensor  # that are judged
-    has_counts: bool  # whether some row has penalties
 
 
 class DeviceRounds:
@@ -102,16 +106,15 @@ class DeviceRounds:
         The table has the parameters of all rows, in this order. `num_logprobs` as in `ScoreRequest`. Where
         rows have `grammars`, their masks are asked for when the target has begun.
         """
-        num_tokens = sum(inputs.lengths) + sum(inputs.is_active)
-        logprobs = LineLogprobs(num_logprobs, rounded_width(inputs.num_drafted) + 1, self._target.vocab_size)
         for cache in [self._target.cache] if self.steps is None else [self._target.cache, self.steps.slots.cache]:
             assert cache is not None, "allocate() comes first"
             cache.send_table()
-        found_BC, logits_BJV = self._run(inputs, table, num_tokens, num_visible, logprobs, grammars)
+        logprobs = LineLogprobs(num_logprobs, rounded_width(inputs.num_drafted) + 1, self._target.vocab_size)
+        found_BC, logits_BJV = self._run(inputs, table, num_visible, logprobs, grammars)
         columns_BC = found_BC[: len(inputs.limits)]
         if not columns_BC.is_cuda:
             columns_BC = columns_BC.clone()  # the next round writes there
-        recheck = None if grammars is None or logits_BJV is None else partial(grammars.check, logits_BJV)
+        recheck = None if grammars is None else partial(grammars.check, logits_BJV)
         return SentVerdicts(columns_BC, logprobs if logprobs.num_top else None, recheck)
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
@@ -125,18 +128,17 @@ class DeviceRounds:
                 inputs = RoundInputs([num_drafted] * num_rows, [False] * num_rows, {})
                 logprobs = LineLogprobs((), rounded_width(num_drafted) + 1, self._target.vocab_size)
                 for _ in range(2):  # the second run is recorded
-                    self._run(inputs, table, num_rows * (1 + num_drafted), reach, logprobs)
+                    self._run(inputs, table, reach, logprobs)
 
     def _run(
         self,
         inputs: RoundInputs,
         table: PickTable,
-        num_tokens: int,
         num_visible: int,
         logprobs: LineLogprobs,
         grammars: RoundGrammars | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the draft and the target's part of a round; return what `_judge` does, and with grammars the logits."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the draft and the target's part of a round; return what `_judge` does, and the logits with `grammars`."""
         num_rows, num_steps = min(rounded(len(inputs.limits)), self._num_slots), max(inputs.limits)
         of_inputs = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
         if of_inputs not in self._buffers:
@@ -149,39 +151,33 @@ class DeviceRounds:
             has_counts=any(table.uses_counts),
             num_steps=num_steps,
             reach=min(reach_of(num_visible), self._num_positions),
-            num_more=inputs.num_more,
+            num_newest=inputs.num_newest,
             num_given=inputs.num_given,
-            num_tokens=min(round_up(max(num_tokens, num_rows)), num_rows * (1 + inputs.num_drafted)),
+            num_tokens=min(round_up(num_rows + sum(inputs.lengths)), num_rows * (1 + inputs.num_drafted)),
         )
         drafted = self._length_S.new_empty(num_rows, 0)
         if self.steps is not None and (num_steps or self.steps.reads_always):
-            drafted = self._recorded((*of_inputs, *sizes.of_draft), lambda: self._draft(buffers, sizes))
+            drafted = self._recorded((*of_inputs, *sizes[:4]), lambda: self._draft(buffers, sizes))
         # Its key begins with that of the draft, whose output it reads.
-        key = (*of_inputs, *sizes)
+        work, key = _Work(buffers, sizes, drafted, logprobs), (*of_inputs, *sizes)
         if grammars is None:
-            key = (*key, *logprobs.num_top)
-            return self._recorded(key, lambda: self._verify(buffers, sizes, drafted, logprobs)), None
+            return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work)), drafted  # no logits
         sent = OnItsWay(drafted) if num_steps and grammars.rows.masked_first else None
-        key = (*key, _MASKED)
-        logits_BJV = self._recorded(
-            key, lambda: self._kept(self._score(buffers, sizes, self._known(buffers, sizes, drafted)))
-        )
+        logits_BJV = self._recorded((*key, _MASKED), lambda: self._kept(self._score(work, self._known(work))))
         tokens = inputs.given or [()] * len(inputs.limits)
         if sent is not None:
-            by_steps = sent.result().tolist()
-            limited = zip(tokens, by_steps, inputs.limits, strict=False)
+            limited = zip(tokens, sent.result().tolist(), inputs.limits, strict=False)
             tokens = [own or found[: min(limit, found[num_steps])] for own, found, limit in limited]
         num_positions, num_words = logits_BJV.shape[1], -(-self._target.vocab_size // 32)
         if num_positions not in buffers.masks:
             buffers.masks[num_positions] = MaskBuffers((num_rows, num_positions, num_words), drafted.device)
         masks = buffers.masks[num_positions]
         masks.take(grammars.masks(tokens, num_positions))
-
-        def judge() -> torch.Tensor:
-            known = self._known(buffers, sizes, drafted)
-            return self._judge(buffers, known, logits_BJV, logprobs, masks.of_rows())
-
-        return self._recorded((*key, *logprobs.num_top), judge), logits_BJV
+        judged_BC = self._recorded(
+            (*key, _MASKED, *logprobs.num_top),
+            lambda: self._judge(work, logits_BJV, masks.of_rows()),
+        )
+        return judged_BC, logits_BJV
 
     def _kept(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Copy logits to where all recordings with as many positions keep theirs: else each would hold its own."""
@@ -203,21 +199,20 @@ class DeviceRounds:
         assert self._target.cache is not None, "allocate() comes first"
         return self._target.cache.num_positions
 
-    def _rows(self, buffers: InputBuffers, num_more: int = 0) -> RowsNow:
-        """Return each row as the host gives it or the device holds it, with its two newest tokens or more."""
+    def _rows(self, buffers: InputBuffers, num_newest: int) -> RowsNow:
+        """Return each row as the host gives it or the device holds it; more than two tokens are given."""
         given_LB, num_rows = buffers.given_LB, buffers.num_rows
         is_fresh_B = given_LB[Given.IS_FRESH].bool()
         lengths_B = torch.where(is_fresh_B, given_LB[Given.LENGTH], self._length_S[:num_rows])
-        given_B2 = given_LB[Given.PREVIOUS : Given.NEWEST + 1].T
-        newest_BW = torch.where(is_fresh_B[:, None], given_B2, self._tokens_S2[:num_rows])
-        if num_more:
-            newest_BW = given_LB[len(Given) : len(Given) + num_more].T.contiguous()
+        newest_BW = given_LB[len(Given) : len(Given) + num_newest].T
+        if num_newest == 2:
+            newest_BW = torch.where(is_fresh_B[:, None], newest_BW, self._tokens_S2[:num_rows])
         return RowsNow(lengths_B, newest_BW, given_LB[Given.IS_ACTIVE].bool())
 
     def _draft(self, buffers: InputBuffers, sizes: _Sizes) -> torch.Tensor:
         """Draft tokens for every row; return them, and behind them how many have finite logits [B, steps + 1]."""
         assert self.steps is not None
-        steps, num_rows, rows = self.steps, buffers.num_rows, self._rows(buffers, sizes.num_more)
+        steps, num_rows, rows = self.steps, buffers.num_rows, self._rows(buffers, sizes.num_newest)
         counted, table = self.counts.of(rows) if sizes.has_counts else None, PickTable(buffers.columns_BC, None)
         is_finite_B = steps.slots.is_finite_S[:num_rows]
         drafted_BK = rows.lengths_B.new_zeros(num_rows, sizes.num_steps)
@@ -234,14 +229,15 @@ class DeviceRounds:
         steps.slots.is_finite_S[:num_rows] = is_finite_B | ~rows.is_active_B
         return torch.cat((drafted_BK, num_finite_B[:, None]), dim=1)
 
-    def _known(self, buffers: InputBuffers, sizes: _Sizes, drafted: torch.Tensor) -> _Known:
+    def _known(self, work: _Work) -> _Known:
         """Return the rows, and what the steps or the host drafted for them."""
+        buffers, sizes, drafted, _ = work
         given_LB, num_steps = buffers.given_LB, sizes.num_steps
         drafted_BK, num_drafted_B = drafted[:, :num_steps], given_LB[Given.LIMIT]
         if num_steps:
             num_drafted_B = torch.minimum(num_drafted_B, drafted[:, num_steps])
         if sizes.num_given:
-            first, num_drafted = len(Given) + sizes.num_more, max(num_steps, sizes.num_given)
+            first, num_drafted = len(Given) + sizes.num_newest, max(num_steps, sizes.num_given)
             is_given_B = given_LB[Given.IS_GIVEN].bool()
             given_BK = given_LB[first : first + sizes.num_given].T.contiguous()
             given_BK, drafted_BK = (pad(each, (0, num_drafted - each.shape[1])) for each in (given_BK, drafted_BK))
@@ -250,17 +246,11 @@ class DeviceRounds:
         stop_ids_BS = buffers.columns_BC[:, len(Column) :]
         if drafted_BK.shape[1] and stop_ids_BS.shape[1]:
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(drafted_BK, stop_ids_BS))
-        return _Known(self._rows(buffers), drafted_BK, num_drafted_B, bool(sizes.has_counts))
+        return _Known(self._rows(buffers, sizes.num_newest), drafted_BK, num_drafted_B)
 
-    def _verify(
-        self, buffers: InputBuffers, sizes: _Sizes, drafted: torch.Tensor, logprobs: LineLogprobs
-    ) -> torch.Tensor:
-        known = self._known(buffers, sizes, drafted)
-        return self._judge(buffers, known, self._score(buffers, sizes, known), logprobs)
-
-    def _score(self, buffers: InputBuffers, sizes: _Sizes, known: _Known) -> torch.Tensor:
+    def _score(self, work: _Work, known: _Known) -> torch.Tensor:
         """Return the target's logits [B, J, V] along the draft, and keep the features that the draft reads of it."""
-        rows, drafted_BK, *_ = known
+        (buffers, sizes, *_), (rows, drafted_BK, _) = work, known
         num_rows, num_drafted, device = buffers.num_rows, drafted_BK.shape[1], drafted_BK.device
         # The rows' tokens end to end; behind the last row's comes padding.
         counts_B = (buffers.given_LB[Given.LIMIT] + 1) * rows.is_active_B
@@ -283,25 +273,24 @@ class DeviceRounds:
         return logits_MV.view(num_rows, len(index_J), -1)
 
     def _judge(
-        self,
-        buffers: InputBuffers,
-        known: _Known,
-        logits_BJV: torch.Tensor,
-        logprobs: LineLogprobs,
-        masks_BJW: torch.Tensor | None = None,
+        self, work: _Work, logits_BJV: torch.Tensor | None = None, masks_BJW: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Judge the draft and advance the state; return the columns of verdicts and log-probabilities [B, C]."""
-        rows, drafted_BK, num_drafted_B, _ = known
-        num_rows, width = buffers.num_rows, logits_BJV.shape[1] - 1
+        """Judge the draft by these logits, or those of `_score`, and advance the state; return columns [B, C].
+
+        They are those of verdicts and log-probabilities.
+        """
+        (buffers, sizes, _, logprobs), known = work, self._known(work)
+        logits_BJV = self._score(work, known) if logits_BJV is None else logits_BJV
+        (rows, drafted_BK, num_drafted_B), num_rows, width = known, buffers.num_rows, logits_BJV.shape[1] - 1
         padded_BK = pad(drafted_BK, (0, width - drafted_BK.shape[1]))
-        counted, table = self.counts.of(rows) if known.has_counts else None, PickTable(buffers.columns_BC, None)
+        counted, table = self.counts.of(rows) if sizes.has_counts else None, PickTable(buffers.columns_BC, None)
         allowed_BJV = logits_BJV if masks_BJW is None else with_masks(logits_BJV, masks_BJW)
         picks = pick(allowed_BJV, PickInputs(table, buffers.no_biases, rows.lengths_B, padded_BK, counted), first=0)
         accepted_B, next_B = accept_if_equal(picks.token_ids_BJ, padded_BK, num_drafted_B)
         written_BJ = written(accepted_B, next_B, padded_BK, logits_BJV.shape[-1])
         if isinstance(self.steps, HeadSteps):
             self.steps.keep_tokens(rows, written_BJ)
-        if known.has_counts:
+        if sizes.has_counts:
             self.counts.add(rows, buffers.columns_BC, written_BJ, accepted_B)
         # The newest token of a row that accepts nothing comes before the next one; else the last accepted one does.
         before_BJ = torch.cat((rows.newest_BW[:, -1:], padded_BK), dim=1)

@@ -220,8 +220,8 @@ def can_be_recorded(params: SamplingParams) -> bool:
     return not params.logit_bias and not params.forbids_tokens
 
 
-def start_of(row: Sequence, num_more: int = 0) -> Start:
+def start_of(row: Sequence, num_newest: int = 2) -> Start:
     """Return the state of a row, with as many newest tokens; its first one stands for those that it lacks."""
     tokens = row.token_ids
-    more = [*tokens[:1] * (num_more - len(tokens)), *tokens[max(len(tokens) - num_more, 0) :]] if num_more else []
-    return Start(len(tokens), tokens[-2] if len(tokens) > 1 else tokens[-1], tokens[-1], tuple(more))
+    *before, previous, newest = [*tokens[:1] * (num_newest - len(tokens)), *tokens[-num_newest:]]
+    return Start(len(tokens), previous, newest, tuple(before))

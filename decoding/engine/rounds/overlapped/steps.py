@@ -80,13 +80,11 @@ class DraftSteps(ABC):
         return self.levels(rows, [False] * len(rows), None, is_drafted=False), 2
 
     @abstractmethod
-    def note(
-        self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int, *, is_given: bool = False
-    ) -> None:
+    def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         """Record what a round has read of a row that was level, is in this slot and was in slot `place` then.
 
-        The verdict is that of the round, whose steps drafted up to `num_drafted` tokens, and is not committed yet. It
-        is about a draft of the steps unless that `is_given` by the host.
+        The verdict is that of the round, in which rows drafted up to `num_drafted` tokens, and is not committed yet. A
+        row whose draft the host gave counts as one that drafted a token: of its draft the steps have read nothing.
         """
 
     def take_back(self, slot: int) -> None:  # noqa: B027 - the host may have all that it needs
@@ -136,7 +134,6 @@ class ModelSteps(DraftSteps):
         return levels
 
     def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
-        """Return what the method does that it replaces; rows that draft and lack very many tokens read them now."""
         self._drafter.count_drafting(limits)
         for slot, row in enumerate(rows):
             self.slots.roll_back(slot, len(row) - 1)
@@ -150,12 +147,9 @@ class ModelSteps(DraftSteps):
         num_newest = next(number for number in NUM_NEWEST if number >= most)
         return [number <= num_newest for number in lacking], num_newest
 
-    def note(
-        self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int, *, is_given: bool = False
-    ) -> None:
+    def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         if num_drafted:
-            own = 0 if is_given else min(verdict.num_accepted, num_drafted - 1)
-            self.slots.num_known[slot] = len(row) + own
+            self.slots.num_known[slot] = len(row) + min(verdict.num_accepted, num_drafted - 1)
 
 
 class HeadSteps(DraftSteps):
@@ -175,7 +169,6 @@ class HeadSteps(DraftSteps):
         )
         self._tokens_SR = torch.zeros(num_slots + 1, self._size, dtype=torch.int64, device=device)
         self._num_read_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._read_up: dict[int, tuple[Sequence, int]] = {}  # by slot: the row, and what is there after the last round
 
     def first(self, rows: RowsNow, num_visible: int, *, is_wanted: bool = True) -> Logits:
         """Read W pairs of each row: what stands behind its last one is overwritten before anything sees it."""
@@ -246,24 +239,15 @@ class HeadSteps(DraftSteps):
             self._lines_SRH[slots_N, places_N % self._size] = lines_NH
             self._tokens_SR[slots_N, places_N % self._size] = tokens_N
             first |= {slot: place for slot, place, _ in numbers}
-        first = {slot: place for slot, place in first.items() if self._read_up.get(slot) != (rows[slot], place)}
-        self._read_up = {}
         if first:
             slots_N, first_N = to_device(list(first.items()), self._head.device, torch.int64).T
             self._num_read_S[slots_N] = first_N
         return levels
 
-    def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
-        found = super().level(rows, limits)
-        self._read_up = {slot: (row, len(row) - 1) for slot, row in enumerate(rows)}
-        return found
-
     def take_back(self, slot: int) -> None:
         self._drafter.take_left(slot)
 
-    def note(
-        self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int, *, is_given: bool = False
-    ) -> None:
+    def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         start, end = len(row) - 1, len(row) + verdict.num_accepted
         self._drafter.leave(slot, start, end, partial(self._left, place, start, end), in_place=slot == place)
 
