@@ -4,13 +4,11 @@ Shapes: B rows, K drafted tokens, J = K + 1 positions, C columns.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from decoding.device import to_device
 from decoding.sampling.logprobs import LineLogprobs, RoundLogprobs
 from decoding.sequence import TokenLogprobs
 
@@ -29,13 +27,6 @@ class Draft:
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[rows]
         bounds = self.max_draft_tokens_B[rows]
         return Draft(self.token_ids_BK[rows], self.num_draft_tokens_B[rows], probs_BKV, bounds)
-
-    def take(self, rows: Seq[int]) -> "Draft":
-        """Return the drafts of these sequences, in this order."""
-        index_N = to_device(rows, self.token_ids_BK.device)
-        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[index_N]
-        bounds = tuple(self.max_draft_tokens_B[row] for row in rows if self.max_draft_tokens_B)
-        return Draft(self.token_ids_BK[index_N], self.num_draft_tokens_B[index_N], probs_BKV, bounds)
 
 
 class RowVerdict(NamedTuple):
@@ -114,7 +105,7 @@ class SentVerdicts:
         self,
         columns_BC: torch.Tensor,
         logprobs: RoundLogprobs | LineLogprobs | None = None,
-        recheck: Callable[[list[RowVerdict]], None] | None = None,
+        recheck: Callable[[list[RowVerdict]], object] | None = None,
     ) -> None:
         """Start one copy to the host, for which `result` waits. Without grammars a round copies nothing else.
 

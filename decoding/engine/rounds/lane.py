@@ -54,8 +54,7 @@ class Lane:
         """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own.
 
         There is one schedule, or one for each drafter that takes turns.
-        `ahead` starts those rounds that it can before the last one is read; `host` starts the others (None: step by
-        step).
+        `ahead` starts those rounds that it can before the last one is read; `host` the others (None: step by step).
         """
         self.target, self.drafter, self.schedules = target, drafter, schedules
         self.schedule = schedule = schedules[0]  # of the drafter whose turn it is
@@ -179,10 +178,7 @@ def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
 def recorded_rounds(
     target: Target, drafter: Drafter, rule: Rule, num_slots: int
 ) -> tuple[Starter | None, HostRounds | None]:
-    """Return what starts rounds of these as recordings, before the last one is read and behind that.
-
-    None of both if no round `can_be_recorded`.
-    """
+    """Return what starts recorded rounds of these, before the last one is read and behind that, if they can be."""
     if not kernels_run_on(target.device) or not can_be_recorded(target, drafter, rule):
         return None, None
     # Triton is only where the kernels run.
@@ -193,8 +189,8 @@ def recorded_rounds(
     assert isinstance(target, LanguageModel)
     part = drafter.parts[-1]
     drafting = part if isinstance(part, ModelDrafter | Eagle3Drafter) else None
-    record, looks_up = CudaRecorder() if is_recorded else None, isinstance(drafter, LookupDrafter | HybridDrafter)
-    ahead = RoundsAhead(target, drafting, num_slots, record, looks_up=looks_up)
+    looks_up = isinstance(drafter, LookupDrafter | HybridDrafter)
+    ahead = RoundsAhead(target, drafting, num_slots, CudaRecorder() if is_recorded else None, looks_up=looks_up)
     return ahead, PlannedRounds(target, drafter, rule, num_slots, ahead)
 
 
@@ -207,9 +203,7 @@ def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
-    if isinstance(drafter, InTurn):
-        return False
-    models, part = [target], drafter.parts[-1]
+    models, part = [target], drafter if isinstance(drafter, InTurn) else drafter.parts[-1]
     if isinstance(part, Eagle3Drafter):
         return part.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
     if target.tap:

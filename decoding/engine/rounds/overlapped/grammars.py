@@ -9,11 +9,10 @@ from math import prod
 
 import torch
 
-from decoding.device import to_device
-from decoding.sampling.judging import ScoreRequest, judge_again, strays
+from decoding.sampling.judging import check
 from decoding.sampling.masks import TokenMasks
 from decoding.sampling.rows import Rows
-from decoding.sampling.verdicts import Draft, RowVerdict
+from decoding.sampling.verdicts import RowVerdict
 
 
 @dataclass
@@ -31,12 +30,7 @@ class RoundGrammars:
 
     def check(self, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
         """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-        if wrong := strays(self.rows, verdicts):
-            drafted_BK = to_device([verdict.draft_token_ids for verdict in verdicts], logits_BJV.device, torch.int64)
-            nums_drafted = tuple(verdict.num_drafted for verdict in verdicts)
-            draft = Draft(drafted_BK, to_device(nums_drafted, logits_BJV.device), max_draft_tokens_B=nums_drafted)
-            judge_again(ScoreRequest(self.rows, draft, self.num_logprobs), logits_BJV, verdicts, wrong)
-            self.corrected = wrong
+        self.corrected = check(self.rows, self.num_logprobs, 0.0, logits_BJV, verdicts)
 
 
 class MaskBuffers:

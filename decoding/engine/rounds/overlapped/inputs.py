@@ -18,6 +18,7 @@ from decoding.gpu.pick_table import Column, PickTable
 
 _LEAST_REACH = 4 * CHUNK  # positions
 NUM_NEWEST = (2, 8, 32)  # tokens of a row that the first step of a draft may read
+MOST_GIVEN = 64  # tokens that the host drafts for a row at most: no options and no prediction allow more
 
 
 class Start(NamedTuple):
@@ -70,10 +71,10 @@ class Given(IntEnum):
 class InputBuffers:
     """The tensors that the recordings of a number of rows read."""
 
-    def __init__(self, num_rows: int, num_stop_ids: int, like: PickTable, most_given: int = 0) -> None:
-        """Make tensors for this many rows, stop ids and given tokens of each, on the device of a table."""
+    def __init__(self, num_rows: int, num_stop_ids: int, like: PickTable) -> None:
+        """Make tensors for this many rows, and stop ids of each, on the device of a table."""
         self.num_rows = num_rows
-        self.given_LB = like.columns_BC.new_zeros(len(Given) + NUM_NEWEST[-1] + most_given, num_rows)
+        self.given_LB = like.columns_BC.new_zeros(len(Given) + NUM_NEWEST[-1] + MOST_GIVEN, num_rows)
         self.columns_BC = like.columns_BC.new_full((num_rows, len(Column) + num_stop_ids), -1)
         self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
         self.no_biases = torch.empty(0, dtype=torch.float32, device=like.columns_BC.device)

@@ -37,7 +37,7 @@ from decoding.sampling.logprobs import LineLogprobs, written
 from decoding.sampling.masks import with_masks
 from decoding.sampling.verdicts import OnItsWay, SentVerdicts, Verdicts, accept_if_equal
 
-_MASKED = -1  # in the keys of recordings between which the host brings masks
+_SCORED, _MASKED = -1, -2  # in the keys of two recordings between which the host brings masks
 
 
 class _Sizes(NamedTuple):
@@ -60,33 +60,21 @@ class _Work(NamedTuple):
     logprobs: LineLogprobs
 
 
-class _Known(NamedTuple):
-    """What the target reads and judges."""
-
-    rows: RowsNow
-    drafted_BK: torch.Tensor
-    num_drafted_B: torch.Tensor  # that are judged
+# What the target reads and judges: the rows, the tokens drafted for them [B, K], and how many of each are judged [B].
+_Known = tuple[RowsNow, torch.Tensor, torch.Tensor]
 
 
 class DeviceRounds:
     """A target and its draft over their present caches, and the state of the rows in their slots."""
 
     def __init__(
-        self,
-        target: LanguageModel,
-        steps: DraftSteps | None,
-        num_slots: int,
-        recordings: Recordings[None],
-        most_given: int = 0,
+        self, target: LanguageModel, steps: DraftSteps | None, num_slots: int, recordings: Recordings[None]
     ) -> None:
-        """Take models whose caches are allocated and whose layers our kernels run, and no recordings made before.
-
-        The host may draft up to `most_given` tokens for a row.
-        """
+        """Take models whose caches are allocated and whose layers our kernels run, and no recordings made before."""
         device = target.device
         self.steps = steps
         self.counts = SlotCounts(num_slots, target.vocab_size, device)
-        self._target, self._num_slots, self._most_given = target, num_slots, rounded_width(most_given)
+        self._target, self._num_slots = target, num_slots
         self._recordings = recordings
         self._length_S = torch.ones(num_slots, dtype=torch.int64, device=device)
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
@@ -103,8 +91,8 @@ class DeviceRounds:
     ) -> SentVerdicts:
         """Start a round of these rows, of which row b is in slot b. `num_visible` bounds every row's length after it.
 
-        The table has the parameters of all rows, in this order. `num_logprobs` as in `ScoreRequest`. Where
-        rows have `grammars`, their masks are asked for when the target has begun.
+        The table has the parameters of all rows, in this order. `num_logprobs` as in `ScoreRequest`. Masks of
+        `grammars` are asked for when the target has begun, and what was picked without them is checked.
         """
         for cache in [self._target.cache] if self.steps is None else [self._target.cache, self.steps.slots.cache]:
             assert cache is not None, "allocate() comes first"
@@ -114,7 +102,7 @@ class DeviceRounds:
         columns_BC = found_BC[: len(inputs.limits)]
         if not columns_BC.is_cuda:
             columns_BC = columns_BC.clone()  # the next round writes there
-        recheck = None if grammars is None else partial(grammars.check, logits_BJV)
+        recheck = None if grammars is None or logits_BJV is None else partial(grammars.check, logits_BJV)
         return SentVerdicts(columns_BC, logprobs if logprobs.num_top else None, recheck)
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
@@ -137,12 +125,12 @@ class DeviceRounds:
         num_visible: int,
         logprobs: LineLogprobs,
         grammars: RoundGrammars | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the draft and the target's part of a round; return what `_judge` does, and the logits with `grammars`."""
         num_rows, num_steps = min(rounded(len(inputs.limits)), self._num_slots), max(inputs.limits)
         of_inputs = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
         if of_inputs not in self._buffers:
-            self._buffers[of_inputs] = InputBuffers(*of_inputs, table, self._most_given)
+            self._buffers[of_inputs] = InputBuffers(*of_inputs, table)
         buffers = self._buffers[of_inputs]
         buffers.take(inputs, table)
         # What is looked up has any length: with more sizes few rounds would be those that were recorded.
@@ -161,9 +149,9 @@ class DeviceRounds:
         # Its key begins with that of the draft, whose output it reads.
         work, key = _Work(buffers, sizes, drafted, logprobs), (*of_inputs, *sizes)
         if grammars is None:
-            return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work)), drafted  # no logits
+            return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work)), None
         sent = OnItsWay(drafted) if num_steps and grammars.rows.masked_first else None
-        logits_BJV = self._recorded((*key, _MASKED), lambda: self._kept(self._score(work, self._known(work))))
+        logits_BJV = self._recorded((*key, _SCORED), lambda: self._kept(self._score(work, self._known(work))))
         tokens = inputs.given or [()] * len(inputs.limits)
         if sent is not None:
             limited = zip(tokens, sent.result().tolist(), inputs.limits, strict=False)
@@ -173,11 +161,8 @@ class DeviceRounds:
             buffers.masks[num_positions] = MaskBuffers((num_rows, num_positions, num_words), drafted.device)
         masks = buffers.masks[num_positions]
         masks.take(grammars.masks(tokens, num_positions))
-        judged_BC = self._recorded(
-            (*key, _MASKED, *logprobs.num_top),
-            lambda: self._judge(work, logits_BJV, masks.of_rows()),
-        )
-        return judged_BC, logits_BJV
+        judge_key = (*key, _SCORED, _MASKED, *logprobs.num_top)
+        return self._recorded(judge_key, lambda: self._judge(work, logits_BJV, masks.of_rows())), logits_BJV
 
     def _kept(self, logits_BJV: torch.Tensor) -> torch.Tensor:
         """Copy logits to where all recordings with as many positions keep theirs: else each would hold its own."""
@@ -246,7 +231,7 @@ class DeviceRounds:
         stop_ids_BS = buffers.columns_BC[:, len(Column) :]
         if drafted_BK.shape[1] and stop_ids_BS.shape[1]:
             num_drafted_B = torch.minimum(num_drafted_B, first_stop(drafted_BK, stop_ids_BS))
-        return _Known(self._rows(buffers, sizes.num_newest), drafted_BK, num_drafted_B)
+        return self._rows(buffers, sizes.num_newest), drafted_BK, num_drafted_B
 
     def _score(self, work: _Work, known: _Known) -> torch.Tensor:
         """Return the target's logits [B, J, V] along the draft, and keep the features that the draft reads of it."""

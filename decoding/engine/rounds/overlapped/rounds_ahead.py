@@ -22,7 +22,6 @@ from decoding.engine.rounds.round import Decided, Running, Started, Starter
 from decoding.fused.recordings import Recorder, Recordings
 from decoding.gpu.pick_table import PickTable
 from decoding.network.language_model import LanguageModel
-from decoding.pace.adaptive_schedule import MOST_PREDICTED
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import Schedule
 from decoding.sampling_params import SamplingParams
@@ -79,14 +78,10 @@ class RoundsAhead(Starter):
         drafter: ModelDrafter | Eagle3Drafter | None,
         num_slots: int,
         record: Recorder | None,
-        *,
         looks_up: bool = False,
     ) -> None:
-        """Draft with a model, a head or not at all; `record` makes the recordings (None: nothing is recorded).
-
-        If the drafter `looks_up` tokens, too, each round is planned by the host.
-        """
-        self.depth = int(not looks_up)
+        """Draft with a model, a head or not at all; `record` makes the recordings (None: nothing is recorded)."""
+        self.depth = int(not looks_up)  # the host plans each round of a drafter that looks tokens up, too
         self._target, self._drafter, self._num_slots = target, drafter, num_slots
         self.record = record
         self.device_rounds: DeviceRounds | None = None  # over the caches that are allocated now
@@ -180,9 +175,7 @@ class RoundsAhead(Starter):
         """Return the rounds over the caches that are allocated now."""
         if self.device_rounds is None:
             steps = steps_of(self._drafter, self._num_slots, schedule.ceiling)
-            recordings = Recordings[None](self.record, "rounds")
-            most_given = max(schedule.ceiling, MOST_PREDICTED)
-            self.device_rounds = DeviceRounds(self._target, steps, self._num_slots, recordings, most_given)
+            self.device_rounds = DeviceRounds(self._target, steps, self._num_slots, Recordings(self.record, "rounds"))
             if self.record is not None:
                 likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
                 table = self._table_of((likely,) * self._num_slots)

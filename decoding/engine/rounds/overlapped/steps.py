@@ -73,10 +73,7 @@ class DraftSteps(ABC):
         """
 
     def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
-        """Return what `levels` does, of rows that the host knows and that may draft so many tokens in the next round.
-
-        With it comes how many of their newest tokens the first step reads.
-        """
+        """Return what `levels` does, of rows that the host knows, and how many newest tokens the first step reads."""
         return self.levels(rows, [False] * len(rows), None, is_drafted=False), 2
 
     @abstractmethod

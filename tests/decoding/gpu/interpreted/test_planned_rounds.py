@@ -18,9 +18,9 @@ from tests.decoding.gpu.operations import Operations
 from tests.decoding.grammar.tiny_grammars import SHORT, grammars
 
 GRAMMARS = [
-    {"structured": Structured(json_schema=SHORT), "top_p": 0.9, "logprobs": 1},
+    {"structured": Structured(json_schema=SHORT), "top_p": 0.9},
     {"structured": Structured(regex="[a-d]{6,9}"), "top_k": 5, "presence_penalty": 0.4},
-    {"structured": Structured(regex="[a-d]{3,6}-[0-9]{2}")},
+    {"structured": Structured(regex="[a-d]{3,6}-[0-9]{2}"), "presence_penalty": 0.9},
 ]
 
 
@@ -79,7 +79,7 @@ def counted(engine: Engine, rows: list[Sequence], gpu, monkeypatch) -> list[tupl
 
 @pytest.mark.parametrize(
     ("draft", "num_rows", "num_drafted"),
-    [("suffix", 2, 1), pytest.param("hybrid", 2, 1, marks=pytest.mark.slow)],
+    [("suffix", 2, 1), pytest.param("hybrid", 2, 2, marks=pytest.mark.slow)],
 )
 def test_a_round_with_what_was_looked_up_starts_few_operations_and_waits_once(
     gpu, monkeypatch, plain, draft, num_rows, num_drafted
@@ -96,24 +96,24 @@ def test_a_round_with_what_was_looked_up_starts_few_operations_and_waits_once(
     assert sum(row.num_accepted_tokens for row in found) > 3
 
 
-def structured(num_rows: int) -> list[Sequence]:
+def structured(num_rows: int, **fields: object) -> list[Sequence]:
     """Rows with grammars and cuts, and one behind them without a cut, whose picks are checked once they are made."""
     rows = []
     for row, own in enumerate(GRAMMARS[:num_rows]):
-        params = SamplingParams(**{**PLAIN, "ignore_eos": False, **own})
+        params = SamplingParams(**{**PLAIN, "ignore_eos": False, **own, **fields})
         rows.append(Sequence.create(PROMPTS[row], params, run_seed=1, row=row))
     return rows
 
 
 @pytest.mark.parametrize(
-    ("draft", "num_drafted", "most_waits"),
-    [("none", 0, 1), pytest.param("model", 1, 2, marks=pytest.mark.slow)],
+    ("draft", "num_drafted", "most_waits", "fields"),
+    [("none", 0, 1, {}), pytest.param("model", 1, 2, {"logprobs": 1}, marks=pytest.mark.slow)],
 )
 def test_a_round_with_masks_of_grammars_starts_few_operations_and_waits_once_and_for_the_tokens_of_a_draft(
-    gpu, monkeypatch, draft, num_drafted, most_waits
+    gpu, monkeypatch, draft, num_drafted, most_waits, fields
 ):
-    """A row with log-probabilities is among them, and one with penalties."""
-    expected, found = structured(2), structured(2)
+    """A row with penalties is among them."""
+    expected, found = structured(2, **fields), structured(2, **fields)
     list(of_host(engine_of(draft, 2, num_drafted, grammars())).stream(expected))
     rounds = counted(engine_of(draft, 2, num_drafted, grammars()), found, gpu, monkeypatch)
     assert len(rounds) >= 2
@@ -128,7 +128,7 @@ def test_picks_that_a_grammar_forbids_are_made_again_and_the_draft_goes_on_behin
     """A head reads the features of the tokens before, and another token than the device has."""
     strays, note_stray = [], Matcher.note_stray
     monkeypatch.setattr(Matcher, "note_stray", lambda self, place: strays.append(place) or note_stray(self, place))
-    expected, found = structured(3), structured(3)
+    expected, found = structured(3, logprobs=1), structured(3, logprobs=1)
     list(of_host(engine_of("none", 3, 0, grammars())).stream(expected))
     strays.clear()
     counted(engine_of(draft, 3, 2, grammars()), found, gpu, monkeypatch)
