@@ -7,18 +7,33 @@ from collections import Counter
 from operator import sub
 
 import pytest
+import torch
 
 from decoding import Engine, SamplingParams, Sequence
+from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
+from decoding.engine.rounds.overlapped.rounds_ahead import start_of
+from decoding.engine.rounds.overlapped.steps import ModelSteps, RowsNow
 from decoding.fused.recordings import CudaRecorder
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
-from tests.decoding.gpu.interpreted.test_whole_rounds import PLAIN, PROMPTS, drafted, engine_of, numbered, of_host
+from tests.decoding.gpu.interpreted.test_whole_rounds import (
+    LENGTH,
+    PLAIN,
+    PROMPTS,
+    drafted,
+    engine_of,
+    numbered,
+    of_host,
+    on_kernels,
+)
 from tests.decoding.gpu.operations import Operations
 from tests.decoding.grammar.tiny_grammars import SHORT, grammars
+from tests.decoding.tiny import build, llama_config
 
 GRAMMARS = [
     {"structured": Structured(json_schema=SHORT), "top_p": 0.9},
+    {},
     {"structured": Structured(regex="[a-d]{6,9}"), "top_k": 5, "presence_penalty": 0.4},
     {"structured": Structured(regex="[a-d]{3,6}-[0-9]{2}"), "presence_penalty": 0.9},
 ]
@@ -37,7 +52,7 @@ def plain() -> list[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAY_KERNELS", "off")
         rows = numbered(2)
-        list(of_host(engine_of("none", 2, 0)).stream(rows))
+        list(of_host(engine_of("none", 2, 0, seed=1)).stream(rows))
     return [row.output_token_ids for row in rows]
 
 
@@ -86,8 +101,8 @@ def test_a_round_with_what_was_looked_up_starts_few_operations_and_waits_once(
 ):
     """A row with log-probabilities is among them, and one with penalties. They come twice, over the same recordings."""
     expected, found = (predicted(plain, num_rows) + predicted(plain, num_rows) for _ in range(2))
-    list(of_host(engine_of(draft, num_rows, num_drafted)).stream(expected))
-    rounds = counted(engine_of(draft, num_rows, num_drafted), found, gpu, monkeypatch)
+    list(of_host(engine_of(draft, num_rows, num_drafted, seed=1)).stream(expected))
+    rounds = counted(engine_of(draft, num_rows, num_drafted, seed=1), found, gpu, monkeypatch)
     assert rounds
     assert all(num_operations <= 4 and num_waits == 1 for num_operations, _, num_waits in rounds)
     assert [row.output_token_ids for row in found] == 2 * plain[:num_rows]
@@ -97,7 +112,7 @@ def test_a_round_with_what_was_looked_up_starts_few_operations_and_waits_once(
 
 
 def structured(num_rows: int, **fields: object) -> list[Sequence]:
-    """Rows with grammars and cuts, and one behind them without a cut, whose picks are checked once they are made."""
+    """Rows with grammars and cuts, one without a grammar, and one without a cut, whose picks are checked when made."""
     rows = []
     for row, own in enumerate(GRAMMARS[:num_rows]):
         params = SamplingParams(**{**PLAIN, "ignore_eos": False, **own, **fields})
@@ -106,18 +121,18 @@ def structured(num_rows: int, **fields: object) -> list[Sequence]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "num_drafted", "most_waits", "fields"),
-    [("none", 0, 1, {}), pytest.param("model", 1, 2, {"logprobs": 1}, marks=pytest.mark.slow)],
+    ("draft", "num_rows", "num_drafted", "fields"),
+    [("none", 2, 0, {}), pytest.param("model", 3, 1, {"logprobs": 1}, marks=pytest.mark.slow)],
 )
 def test_a_round_with_masks_of_grammars_starts_few_operations_and_waits_once_and_for_the_tokens_of_a_draft(
-    gpu, monkeypatch, draft, num_drafted, most_waits, fields
+    gpu, monkeypatch, draft, num_rows, num_drafted, fields
 ):
-    """A row with penalties is among them."""
-    expected, found = structured(2, **fields), structured(2, **fields)
-    list(of_host(engine_of(draft, 2, num_drafted, grammars())).stream(expected))
-    rounds = counted(engine_of(draft, 2, num_drafted, grammars()), found, gpu, monkeypatch)
+    """A row without a grammar is among them, and one with penalties."""
+    expected, found = structured(num_rows, **fields), structured(num_rows, **fields)
+    list(of_host(engine_of(draft, num_rows, num_drafted, grammars())).stream(expected))
+    rounds = counted(engine_of(draft, num_rows, num_drafted, grammars()), found, gpu, monkeypatch)
     assert len(rounds) >= 2
-    assert all(num_operations <= 5 and num_waits <= most_waits for num_operations, _, num_waits in rounds)
+    assert all(num_operations <= 5 and num_waits <= 1 + num_drafted for num_operations, _, num_waits in rounds)
     assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
     assert [row.logprobs for row in found] == [row.logprobs for row in expected]
 
@@ -128,11 +143,29 @@ def test_picks_that_a_grammar_forbids_are_made_again_and_the_draft_goes_on_behin
     """A head reads the features of the tokens before, and another token than the device has."""
     strays, note_stray = [], Matcher.note_stray
     monkeypatch.setattr(Matcher, "note_stray", lambda self, place: strays.append(place) or note_stray(self, place))
-    expected, found = structured(3, logprobs=1), structured(3, logprobs=1)
-    list(of_host(engine_of("none", 3, 0, grammars())).stream(expected))
+    expected, found = structured(4, logprobs=1), structured(4, logprobs=1)
+    list(of_host(engine_of("none", 4, 0, grammars())).stream(expected))
     strays.clear()
-    counted(engine_of(draft, 3, 2, grammars()), found, gpu, monkeypatch)
+    counted(engine_of(draft, 4, 2, grammars()), found, gpu, monkeypatch)
     assert strays
     assert [row.output_token_ids for row in found] == [row.output_token_ids for row in expected]
     assert [row.logprobs for row in found] == [row.logprobs for row in expected]
     assert sum(row.num_accepted_tokens for row in found)
+
+
+@torch.inference_mode()
+def test_a_draft_model_reads_what_it_lacks_of_a_row_in_its_first_step():
+    """Tokens that the draft knows are read again."""
+    draft, found = on_kernels(build(llama_config(), seed=3)), []
+    row = Sequence.create([3, 1, 4, 1, 5, 9, 2, 6], SamplingParams())
+    for num_known in (7, 5, 3):
+        drafter = ModelDrafter(draft, draft.vocab_size, 1, LENGTH)
+        steps = ModelSteps(drafter)
+        drafter.prefill([0], [row.token_ids[:num_known]])
+        (is_level,), num_newest = steps.level([row], [1])
+        start = start_of(row, num_newest)
+        newest_BW = torch.tensor([[*start.before, start.previous, start.newest]])
+        rows = RowsNow(torch.tensor([start.length]), newest_BW, torch.tensor([True]))
+        found.append(steps.first(rows, LENGTH)[0])
+        assert (is_level, newest_BW.shape[1] >= len(row) - num_known) == (True, True)
+    assert all(torch.equal(logits_B1V, found[0]) for logits_B1V in found)

@@ -26,7 +26,7 @@ from decoding.sampling.rules import COUPLED
 from tests.decoding.gpu.operations import Operations
 from tests.decoding.grammar.tiny_grammars import END
 from tests.decoding.heads.tiny_heads import perfect_pair
-from tests.decoding.tiny import noised
+from tests.decoding.tiny import build, llama_config, noised
 
 PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
 PLAIN = {"max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
@@ -51,9 +51,15 @@ def numbered(num_rows: int = len(PROMPTS), fields: list[dict] = FIELDS) -> list[
     return rows
 
 
-def engine_of(draft: str, num_slots: int, num_drafted: int, grammars: Grammars | None = None) -> Engine:
-    """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token."""
+def engine_of(
+    draft: str, num_slots: int, num_drafted: int, grammars: Grammars | None = None, seed: int | None = None
+) -> Engine:
+    """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token.
+
+    Only with a seed does the next token depend on others than the newest one.
+    """
     network, saved = perfect_pair(reads_features=True)
+    network = network if seed is None else build(llama_config(), seed)
     other = noised(network, 0.1)
     target, drafter = on_kernels(network), NoDrafter()
     if draft == "head":
