@@ -104,11 +104,7 @@ def send(
 
 
 def check(
-    rows: Rows,
-    num_logprobs: Seq[int | None],
-    close_call: float,
-    logits_BJV: torch.Tensor,
-    verdicts: list[RowVerdict],
+    rows: Rows, num_logprobs: Seq[int | None], close_call: float, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]
 ) -> list[int]:
     """Judge those rows again that were judged without masks and got tokens which their grammars forbid; return them."""
     wrong = []

@@ -203,7 +203,7 @@ def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
-    models, part = [target], drafter if isinstance(drafter, InTurn) else drafter.parts[-1]
+    models, part = [target], drafter.parts[-1]
     if isinstance(part, Eagle3Drafter):
         return part.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
     if target.tap:

@@ -43,9 +43,8 @@ class RoundInputs:
     @property
     def lengths(self) -> list[int]:
         """The tokens that are drafted for each row, at most."""
-        return [
-            len(own) or limit for own, limit in zip(self.given or [()] * len(self.limits), self.limits, strict=True)
-        ]
+        given = self.given or [()] * len(self.limits)
+        return [len(own) or limit for own, limit in zip(given, self.limits, strict=True)]
 
     @property
     def num_given(self) -> int:

@@ -75,10 +75,7 @@ class PlannedRounds(HostRounds):
         limits = [0] * len(rows)
         if steps is not None:
             of_rows = zip(rows, asked.num_draft_tokens, asked.uses_lookup, given, strict=True)
-            limits = [
-                0 if up or tokens else max(0, min(limit, steps.max_len - len(row)))
-                for row, limit, up, tokens in of_rows
-            ]
+            limits = [0 if up or own else max(0, min(most, steps.max_len - len(row))) for row, most, up, own in of_rows]
             is_level, num_newest = steps.level(rows, limits)
             limits = [limit if level else 0 for limit, level in zip(limits, is_level, strict=True)]
         starts = {slot: start_of(row, num_newest) for slot, row in enumerate(rows)}
@@ -89,8 +86,7 @@ class PlannedRounds(HostRounds):
         if counts is not None:
             counts.bring(list(enumerate(rows)))
         assert self._model.cache is not None, "allocate() comes first"
-        lengths = [1 + length for length in inputs.lengths]
-        self._model.cache.hold(range(len(rows)), [len(row) - 1 for row in rows], lengths)
+        self._model.cache.hold(range(len(rows)), [len(row) - 1 for row in rows], [1 + n for n in inputs.lengths])
         num_visible = max(len(row) for row in rows) + inputs.num_drafted + 1
         num_logprobs = tuple(row.params.logprobs for row in rows)
         grammars = RoundGrammars(planned, num_logprobs) if planned.have_grammars else None
