@@ -43,7 +43,7 @@ OTHER_KERNELS = 3  # behind the last layer: the parts that no norm adds, the las
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
 # Of a round with a head, beside the target's: the first step with its picks and what it reads of its ring, each later
 # step, and what is left for the next round.
-FIRST_STEP_KERNELS, NEXT_STEP_KERNELS, KEEP_KERNELS = 40, 26, 8
+FIRST_STEP_KERNELS, NEXT_STEP_KERNELS, KEEP_KERNELS = 40, 26, 14
 _HOPPER = MULTIPROCESSORS[90]
 
 

@@ -100,6 +100,10 @@ class Drafter:
         """Draft at most rows.num_draft_tokens[b] tokens for row b, or none."""
         raise NotImplementedError
 
+    def without_model(self, rows: Rows) -> list[list[int]]:
+        """Return what `propose` drafts for each row without a model or head, and not behind what these drafted."""
+        return [[] for _ in rows.sequences]
+
     def observe(self, rows: Rows, num_drafted: Seq[int], num_accepted: Seq[int]) -> None:
         """Learn from a round whose tokens have been committed to the rows' sequences."""
 

@@ -50,7 +50,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def receive(self, slots: Seq[int], starts: Seq[int], lengths: Seq[int], _: object, lines_NH: torch.Tensor) -> None:
         """Hold the features of a forward. What was held of these positions belonged to tokens that were rejected."""
         for slot, start, own_NH in zip(slots, starts, torch.split(lines_NH, list(lengths)), strict=True):
-            kept = [(at, piece_NH[: start - at]) for at, piece_NH in self._pieces(slot) if at < start]
+            kept = [(at, piece_NH[: start - at]) for at, piece_NH in self.take_left(slot) if at < start]
             # Behind a gap nothing is held: a row whose features were not handed out for a while drafts no more.
             has_gap = start > (_end(kept) if kept else self.slots.num_known[slot])
             if start < self.max_len and not has_gap:
@@ -86,7 +86,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         """Exchange keys and values, and what is held; what is left on the device is copied, since it stays there."""
         super().swap(first, second)
         for slot in (first, second):
-            self._pieces(slot)
+            self.take_left(slot)
         for table in (self._held, self._rows):
             swap_entries(table, first, second)
 
@@ -118,7 +118,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         self.slots.num_known[slot] = start
         self._left[slot] = _Left(start, end, lines)
         if not in_place:
-            self._pieces(slot)
+            self.take_left(slot)
 
     def first_left(self, slot: int, row: Sequence) -> int | None:
         """Return the first pair of a row that is not read, if all such pairs are on the device, in the same slot."""
@@ -199,7 +199,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
 
     def _next_pairs(self, slot: int, end: int) -> tuple[int, int]:
         """Return the range of pairs up to `end` that have not been read and whose features are held."""
-        held = self._pieces(slot)
+        held = self.take_left(slot)
         start = self.slots.num_known[slot]
         if not held:
             return start, start
@@ -212,9 +212,9 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
     def _forget(self, slot: int, end: int) -> None:
         """Count the pairs up to `end` as read, and drop their features."""
         self.slots.num_known[slot] = end
-        self._held[slot] = [piece for piece in self._pieces(slot) if _end([piece]) > end]
+        self._held[slot] = [piece for piece in self.take_left(slot) if _end([piece]) > end]
 
-    def _pieces(self, slot: int) -> list[_Piece]:
+    def take_left(self, slot: int) -> list[_Piece]:
         """Return what is held of a slot, in order; what is left on the device is copied first."""
         if (left := self._left.pop(slot, None)) is not None:
             self._held[slot] = [(left.start, left.lines())]
@@ -234,7 +234,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Head]):
         zeros_1H = torch.zeros(1, self.head.hidden_size, dtype=self.head.dtype, device=self.head.device)
         found = []
         for slot, start, end in pieces:
-            for first, piece_NH in self._pieces(slot):
+            for first, piece_NH in self.take_left(slot):
                 until = min(end, first + len(piece_NH))
                 if first <= start < until:
                     found.append(piece_NH[start - first : until - first])

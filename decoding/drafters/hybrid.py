@@ -84,6 +84,10 @@ class HybridDrafter(Drafter):
         if self.is_remote:  # a model of this process is asked nothing; to limit the rows for it takes 1 % of a round
             self._model.ask(self._for_model(rows))
 
+    def without_model(self, rows: Rows) -> list[list[int]]:
+        self._extensions = {}
+        return self._lookup.without_model(rows.limited(rows.uses_lookup))
+
     def propose(self, rows: Rows) -> Draft:
         """Draft each row from its own source. Under rejection a looked-up token counts as a point mass."""
         self._extensions = {}
@@ -150,16 +154,15 @@ def foreseen_tokens(sequences: Seq[Sequence], limits: Seq[int]) -> list[list[int
     return forced if any(forced) else []
 
 
-def with_forced(draft: Draft, forced: Seq[list[int]]) -> tuple[Draft, list[list[int]]]:
-    """Return the draft in which rows have forced tokens alone, and these; they are none where a draft begins with them.
+def unless_looked_up(forced: Seq[list[int]], drafted: Seq[list[int]]) -> list[list[int]]:
+    """Return the forced tokens of each row, or none where what was drafted begins with them: it may be longer."""
+    return [[] if tokens == own[: len(tokens)] else tokens for tokens, own in zip(forced, drafted, strict=True)]
 
-    Such a draft was looked up, and may be longer.
-    """
+
+def with_forced(draft: Draft, forced: Seq[list[int]]) -> tuple[Draft, list[list[int]]]:
+    """Return the draft in which rows have forced tokens alone, and these (`unless_looked_up`)."""
     drafted = zip(draft.token_ids_BK.tolist(), draft.num_draft_tokens_B.tolist(), strict=True)
-    replacing = [
-        [] if tokens == own[: min(len(tokens), count)] else tokens
-        for tokens, (own, count) in zip(forced, drafted, strict=True)
-    ]
+    replacing = unless_looked_up(forced, [own[:count] for own, count in drafted])
     points = point_masses(replacing, draft.token_ids_BK.device)
     is_forced_B = points.num_draft_tokens_B > 0
     num_draft_tokens_B = torch.where(is_forced_B, points.num_draft_tokens_B, draft.num_draft_tokens_B)

@@ -12,7 +12,7 @@ from decoding.drafters.in_turn import InTurn
 from decoding.engine.load import Parts
 from decoding.engine.measured_costs import costs_of, measured
 from decoding.engine.options import EngineOptions
-from decoding.engine.rounds.lane import Lane, divide_slots, rounds_ahead
+from decoding.engine.rounds.lane import Lane, divide_slots, recorded_rounds
 from decoding.network.target import Target
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.cost_table import CostTable
@@ -97,7 +97,8 @@ def make_lanes(
     lanes = []
     for (target, drafter), num_slots in zip(pairs[: len(slots)], slots, strict=True):
         schedules = _schedules(target, drafter, options.num_speculative_tokens, costs)
-        if (ahead := rounds_ahead(target, drafter, rule, num_slots)) is not None:
+        ahead, host = recorded_rounds(target, drafter, rule, num_slots)
+        if ahead is not None and ahead.depth:
             schedules[0].never_rest()  # a round's time is that of the device, in which the host's work is hidden
         if not schedules[0].would_draft(num_slots):
             drafter.rest()
@@ -112,6 +113,7 @@ def make_lanes(
                 max_prefill_tokens=-(-budget // len(slots)),
                 rule=rule,
                 ahead=ahead,
+                host=host,
             )
         )
     return lanes

@@ -66,11 +66,6 @@ class ScoreRequest:
         tokens, counts = self.draft_on_host
         return TokenMasks.of(self.rows.sequences, tokens, 0, self.draft.token_ids_BK.shape[1] + 1, counts, among)
 
-    def take(self, rows: Seq[int]) -> "ScoreRequest":
-        """Return the request of some of the rows."""
-        num_logprobs = tuple(self.num_logprobs[row] for row in rows)
-        return ScoreRequest(self.rows.take(rows), self.draft.take(rows), num_logprobs, self.close_call)
-
     @property
     def lengths(self) -> list[int]:
         """The number of tokens that each row really has, as the host knows it."""
@@ -85,7 +80,9 @@ def judge(request: ScoreRequest, logits_BJV: torch.Tensor, masks: TokenMasks | N
     best of those that a grammar allows, if it is one of them: to check a few tokens takes much less time than masks do.
     """
     draft, rows = request.draft, request.rows
-    recheck = partial(_check, request, logits_BJV) if masks is None and rows.checked_later else None
+    recheck = None
+    if masks is None and rows.checked_later:
+        recheck = partial(check, rows, request.num_logprobs, request.close_call, logits_BJV)
     if masks is None:
         masks = request.masks(among=rows.masked_first)  # a device is at work on the forward meanwhile
     verdicts = verify_rows(rows, draft, logits_BJV, request.close_call, masks)
@@ -97,7 +94,7 @@ def send(
     draft: Draft,
     logits_BJV: torch.Tensor,
     num_logprobs: Seq[int | None],
-    recheck: Callable[[list[RowVerdict]], None] | None = None,
+    recheck: Callable[[list[RowVerdict]], object] | None = None,
 ) -> SentVerdicts:
     """Send verdicts to the host, with the log-probabilities of the rows that ask for as many likely tokens."""
     logprobs = RoundLogprobs(
@@ -106,23 +103,29 @@ def send(
     return SentVerdicts(verdicts.columns(draft.token_ids_BK, draft.num_draft_tokens_B), logprobs, recheck)
 
 
-def _check(request: ScoreRequest, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
-    """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-    sequences, matchers, wrong = request.rows.sequences, request.rows.matchers, []
-    for row in request.rows.checked_later:
-        matcher, verdict = matchers[row], verdicts[row]
+def check(
+    rows: Rows, num_logprobs: Seq[int | None], close_call: float, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]
+) -> list[int]:
+    """Judge those rows again that were judged without masks and got tokens which their grammars forbid; return them."""
+    wrong = []
+    for row in rows.checked_later:
+        matcher, verdict = rows.matchers[row], verdicts[row]
         accepted = verdict.draft_token_ids[: verdict.num_accepted]
         new = matcher.upto_end([*accepted, verdict.next_token]) if accepted else [verdict.next_token]
-        if verdict.is_finite and not matcher.allows(sequences[row].output_token_ids, new):
+        if verdict.is_finite and not matcher.allows(rows.sequences[row].output_token_ids, new):
             wrong.append(row)
     if not wrong:
-        return
-    part, logits_BJV = request.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
-    judged = verify_rows(part.rows, part.draft, logits_BJV, part.close_call)
-    again = send(judged, part.draft, logits_BJV, part.num_logprobs).result()
+        return wrong
+    part, logits_BJV = rows.take(wrong), logits_BJV[to_device(wrong, logits_BJV.device)]
+    drafted = [verdicts[row].draft_token_ids for row in wrong]
+    counts = tuple(verdicts[row].num_drafted for row in wrong)
+    draft = Draft(to_device(drafted, logits_BJV.device, torch.int64), to_device(counts, logits_BJV.device))
+    judged = verify_rows(part, draft, logits_BJV, close_call)
+    again = send(judged, draft, logits_BJV, [num_logprobs[row] for row in wrong]).result()
     for row, verdict in zip(wrong, again, strict=True):
-        matchers[row].note_stray(len(sequences[row].output_token_ids))
+        rows.matchers[row].note_stray(len(rows.sequences[row].output_token_ids))
         verdicts[row] = verdict
+    return wrong
 
 
 def behind(rows: Rows, accepted: Seq[int]) -> Rows:

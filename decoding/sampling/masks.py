@@ -77,9 +77,18 @@ class TokenMasks:
             bytes_RJX = self.packed_RJW.numpy().view(np.uint8)
             bits_RJV = np.unpackbits(bytes_RJX, axis=-1, count=vocab_size, bitorder="little")
             return torch.from_numpy(bits_RJV).view(torch.bool)
-        bytes_RJX1 = self.packed_RJW.view(torch.uint8).to(device, non_blocking=True)[..., None]
-        bits_RJX8 = bytes_RJX1 >> torch.arange(8, dtype=torch.uint8, device=device) & 1
-        return bits_RJX8.flatten(-2)[..., :vocab_size].bool()
+        return _unpacked(self.packed_RJW.to(device, non_blocking=True), vocab_size)
+
+
+def with_masks(logits_BJV: torch.Tensor, packed_BJW: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the logits in which tokens that are not allowed have -inf. All is on one device."""
+    return torch.where(_unpacked(packed_BJW, logits_BJV.shape[2]), logits_BJV, NEVER)
+
+
+def _unpacked(packed_RJW: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    bytes_RJX1 = packed_RJW.view(torch.uint8)[..., None]
+    bits_RJX8 = bytes_RJX1 >> torch.arange(8, dtype=torch.uint8, device=packed_RJW.device) & 1
+    return bits_RJX8.flatten(-2)[..., :vocab_size].bool()
 
 
 NO_MASKS = TokenMasks((), torch.zeros(0, 0, 1, dtype=torch.int32))

@@ -94,6 +94,8 @@ class Rows:
     def limited(self, may_draft: Seq[bool]) -> "Rows":
         """Return the same rows, of which only some may draft."""
         limits = tuple(limit if may else 0 for limit, may in zip(self.num_draft_tokens, may_draft, strict=True))
+        if self.sampling.table is not None and not self.rule.text_depends_on_draft:
+            return replace(self, num_draft_tokens=limits)  # a GPU's kernels draw their noise themselves
         return replace(self, num_draft_tokens=limits, round_noise=self._round_noise)
 
     def positions(self, first: int, num_positions: int) -> torch.Tensor:

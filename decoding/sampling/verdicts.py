@@ -4,13 +4,11 @@ Shapes: B rows, K drafted tokens, J = K + 1 positions, C columns.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from decoding.device import to_device
 from decoding.sampling.logprobs import LineLogprobs, RoundLogprobs
 from decoding.sequence import TokenLogprobs
 
@@ -29,13 +27,6 @@ class Draft:
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[rows]
         bounds = self.max_draft_tokens_B[rows]
         return Draft(self.token_ids_BK[rows], self.num_draft_tokens_B[rows], probs_BKV, bounds)
-
-    def take(self, rows: Seq[int]) -> "Draft":
-        """Return the drafts of these sequences, in this order."""
-        index_N = to_device(rows, self.token_ids_BK.device)
-        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[index_N]
-        bounds = tuple(self.max_draft_tokens_B[row] for row in rows if self.max_draft_tokens_B)
-        return Draft(self.token_ids_BK[index_N], self.num_draft_tokens_B[index_N], probs_BKV, bounds)
 
 
 class RowVerdict(NamedTuple):
@@ -86,6 +77,25 @@ def exists(like_BK: torch.Tensor, num_drafted_B: torch.Tensor) -> torch.Tensor:
     return torch.arange(like_BK.shape[1], device=like_BK.device) < num_drafted_B[:, None]
 
 
+class OnItsWay:
+    """Numbers of a device that are copied to the host, behind what the device was told before."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        """Start the copy."""
+        self._on_host, self._copied = numbers, None
+        if numbers.is_cuda:
+            on_host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._on_host = on_host.copy_(numbers, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def result(self) -> torch.Tensor:
+        """Wait for the copy; return it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._on_host
+
+
 class SentVerdicts:
     """The verdicts on all rows: computed, but perhaps still on their way from the device."""
 
@@ -95,29 +105,22 @@ class SentVerdicts:
         self,
         columns_BC: torch.Tensor,
         logprobs: RoundLogprobs | LineLogprobs | None = None,
-        recheck: Callable[[list[RowVerdict]], None] | None = None,
+        recheck: Callable[[list[RowVerdict]], object] | None = None,
     ) -> None:
         """Start one copy to the host, for which `result` waits. Without grammars a round copies nothing else.
 
         The last columns of each line may be those of `LineLogprobs`. `recheck` may replace verdicts of its list.
         """
         self._shape, self._logprobs, self._recheck = columns_BC.shape, logprobs, recheck
-        self._packed = columns_BC.flatten()
+        packed = columns_BC.flatten()
         if isinstance(logprobs, RoundLogprobs) and logprobs.packed:
-            self._packed = torch.cat([self._packed, *logprobs.packed])
-        self._copied: torch.cuda.Event | None = None
-        if self._packed.device.type == "cuda":
-            on_host = torch.empty(self._packed.shape, dtype=self._packed.dtype, pin_memory=True)
-            self._packed = on_host.copy_(self._packed, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            packed = torch.cat([packed, *logprobs.packed])
+        self._packed = OnItsWay(packed)
 
     def result(self) -> list[RowVerdict]:
         """Return one verdict for each row: the one wait of a round."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        num_columns = self._shape.numel()
-        lines_BC, beside = self._packed[:num_columns].view(self._shape), self._packed[num_columns:]
+        packed, num_columns = self._packed.result(), self._shape.numel()
+        lines_BC, beside = packed[:num_columns].view(self._shape), packed[num_columns:]
         if isinstance(self._logprobs, LineLogprobs):
             num_own = self._shape[1] - self._logprobs.num_columns
             lines_BC, beside = lines_BC[:, :num_own], lines_BC[:, num_own:]

@@ -31,7 +31,8 @@ from decoding.fused.graphs import Forward, ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
 from decoding.network import language_model, stage
-from decoding.sampling.verdicts import Verdicts
+from decoding.network.language_model import LanguageModel
+from decoding.sampling.verdicts import OnItsWay, Verdicts
 from tests.decoding.tape import Call, Tape, noise
 
 FAULT = "CUDA error: an illegal memory access was encountered"
@@ -90,6 +91,8 @@ class StandInGpu(TorchDispatchMode):
                 self.launch(kernel.fn.__name__, partial(run, kernel, *args, **kwargs), given)
 
             patch.setattr(GridExecutor, "__call__", launch)
+            sent = "decoding.engine.rounds.overlapped.rounds.OnItsWay"
+            patch.setattr(sent, lambda numbers: OnItsWay(self.on_device(numbers)))
         return self
 
     def fault(self) -> None:

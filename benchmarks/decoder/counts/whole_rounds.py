@@ -59,14 +59,14 @@ def with_states(rounds: "DeviceRounds", inputs: "RoundInputs") -> "RoundInputs":
 def forwards_of(inputs: "RoundInputs") -> tuple[Forward, list[Forward]]:
     """Return the target's forward of a round, and the draft's; every turn is given with its row's state.
 
-    The target reads each row's newest token and its draft. The draft's first step reads each row's two newest tokens,
-    and every later one a token that was drafted, for all rows of the round.
+    The target reads each row's newest token and its draft. The draft's first step reads each row's newest tokens, two
+    or more, and every later one a token that was drafted, for all rows of the round.
     """
-    rows = [(start.length, inputs.limits[row]) for row, start in inputs.starts.items()]
-    scored = Forward.of_rows([length - 1 for length, _ in rows], [1 + limit for _, limit in rows])
+    rows, drafted = [(start.length, inputs.limits[row]) for row, start in inputs.starts.items()], inputs.lengths
+    scored = Forward.of_rows([length - 1 for length, _ in rows], [1 + drafted[row] for row in inputs.starts])
     steps: list[Forward] = []
     for step in range(max((limit for _, limit in rows), default=0)):
-        width = 1 if step else 2
+        width = 1 if step else inputs.num_newest
         starts = [max(length + step - width, 0) for length, _ in rows]
         steps.append(Forward.of_rows(starts, [width] * len(rows), num_logits=len(rows)))
     return scored, steps

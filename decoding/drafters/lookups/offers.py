@@ -80,10 +80,11 @@ class LookupDrafter(Drafter):
         offers = self._offers(rows)
         return [offer.survival[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
 
+    def without_model(self, rows: Rows) -> list[list[int]]:
+        return [offer.tokens[:limit] for offer, limit in zip(self._offers(rows), rows.num_draft_tokens, strict=True)]
+
     def propose(self, rows: Rows) -> Draft:
-        offers = self._offers(rows)
-        proposals = [offer.tokens[:limit] for offer, limit in zip(offers, rows.num_draft_tokens, strict=True)]
-        return point_masses(proposals, rows.sampling.keys_B.device)
+        return point_masses(self.without_model(rows), rows.sampling.keys_B.device)
 
 
 def better(first: Offer, second: Offer) -> Offer:

@@ -27,7 +27,7 @@ from decoding.sequence import Sequence
 
 
 @dataclass
-class _HostRound(Started):
+class HostRound(Started):
     """A round that was scored, or is being scored in another process."""
 
     drafter: Drafter | None  # None: it rested
@@ -103,7 +103,7 @@ class HostRounds(Starter):
             schedule.never_rest()
         drafter = None if self._num_rested else self._drafter
         is_forcing = self._forces(planned)
-        return _HostRound(rows, plan, pending, schedule, drafter, asked, forced, is_forcing, other_seconds)
+        return HostRound(rows, plan, pending, schedule, drafter, asked, forced, is_forcing, other_seconds)
 
     def drop(self) -> None:
         self._running, self._sampling, self._planned = (), None, None

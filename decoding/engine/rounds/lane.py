@@ -16,7 +16,9 @@ from collections.abc import Sequence as Seq
 from decoding.cache.pages import NoPageError
 from decoding.drafters.base import Drafter, NoDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.in_turn import InTurn
+from decoding.drafters.lookups.offers import LookupDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits
@@ -47,16 +49,17 @@ class Lane:
         max_prefill_tokens: int,
         rule: Rule,
         ahead: Starter | None = None,
+        host: HostRounds | None = None,
     ) -> None:
         """Take rows from `waiting`, which lanes may share; target and drafter are this lane's own.
 
         There is one schedule, or one for each drafter that takes turns.
-        `ahead` starts those rounds that it can before the last one is read; the host starts the others.
+        `ahead` starts those rounds that it can before the last one is read; `host` the others (None: step by step).
         """
         self.target, self.drafter, self.schedules = target, drafter, schedules
         self.schedule = schedule = schedules[0]  # of the drafter whose turn it is
         self.running: Running = ()  # the rows of the last round
-        self.host, self.ahead = HostRounds(target, drafter, rule, num_slots), ahead
+        self.host, self.ahead = host or HostRounds(target, drafter, rule, num_slots), ahead
         starters = [self.host] if ahead is None else [ahead, self.host]
         self.rounds = Rounds(starters, Commits(target, drafter, rule))
         self._max_model_len = max_model_len
@@ -172,34 +175,41 @@ def divide_slots(num_slots: int, num_lanes: int) -> Seq[int]:
     return [num_slots // num_lanes + (lane < num_slots % num_lanes) for lane in range(num_lanes)]
 
 
-def rounds_ahead(target: Target, drafter: Drafter, rule: Rule, num_slots: int) -> Starter | None:
-    """Return what starts rounds of these before the last one is read; None if nothing can (`can_overlap`)."""
-    if not kernels_run_on(target.device) or not can_overlap(target, drafter, rule):
-        return None
-    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
+def recorded_rounds(
+    target: Target, drafter: Drafter, rule: Rule, num_slots: int
+) -> tuple[Starter | None, HostRounds | None]:
+    """Return what starts recorded rounds of these, before the last one is read and behind that, if they can be."""
+    if not kernels_run_on(target.device) or not can_be_recorded(target, drafter, rule):
+        return None, None
+    # Triton is only where the kernels run.
+    from decoding.engine.rounds.overlapped.planned_rounds import PlannedRounds
+    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead
 
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)
-    drafting = drafter if isinstance(drafter, ModelDrafter | Eagle3Drafter) else None
-    return RoundsAhead(target, drafting, num_slots, CudaRecorder() if is_recorded else None)
+    part = drafter.parts[-1]
+    drafting = part if isinstance(part, ModelDrafter | Eagle3Drafter) else None
+    looks_up = isinstance(drafter, LookupDrafter | HybridDrafter)
+    ahead = RoundsAhead(target, drafting, num_slots, CudaRecorder() if is_recorded else None, looks_up=looks_up)
+    return ahead, PlannedRounds(target, drafter, rule, num_slots, ahead)
 
 
-def can_overlap(target: Target, drafter: Drafter, rule: Rule) -> bool:
-    """Tell whether rounds of these can be started before the last one is read.
+def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
+    """Tell whether rounds of these can be recorded.
 
     The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens, an
-    EAGLE-3 head that drafts token by token, or none, no close call may be decided by the host, and no other drafter may
-    read the target's features.
+    EAGLE-3 head that drafts token by token, or none, each with a lookup or without, no close call may be decided by the
+    host, and no other drafter may read the target's features.
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
-    models = [target]
-    if isinstance(drafter, Eagle3Drafter):
-        return drafter.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
+    models, part = [target], drafter.parts[-1]
+    if isinstance(part, Eagle3Drafter):
+        return part.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
     if target.tap:
         return False
-    if isinstance(drafter, ModelDrafter) and not drafter.vocabulary.is_mapped:
-        models.append(drafter.model)
-    elif not isinstance(drafter, NoDrafter):
+    if isinstance(part, ModelDrafter) and not part.vocabulary.is_mapped:
+        models.append(part.model)
+    elif not isinstance(part, NoDrafter | LookupDrafter):
         return False
     return all(model.fused is not None and model.fused.is_on_gpu for model in models)

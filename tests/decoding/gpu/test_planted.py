@@ -329,11 +329,11 @@ PLANTS = {
     ),
     "verdicts are not waited for": (
         verdicts_are_read_when_they_are_there,
-        [("decoding.sampling.verdicts:SentVerdicts.result", "self._copied.synchronize()", "pass")],
+        [("decoding.sampling.verdicts:OnItsWay.result", "self._copied.synchronize()", "pass")],
     ),
     "verdicts are waited for before they are sent": (
         verdicts_are_read_when_they_are_there,
-        [("decoding.sampling.verdicts:SentVerdicts.__init__", "torch.cuda.Event()", "torch.cuda.Event(); return")],
+        [("decoding.sampling.verdicts:OnItsWay.__init__", "torch.cuda.Event()", "torch.cuda.Event(); return")],
     ),
 }
 CAUGHT = (AssertionError, RuntimeError, IndexError, ValueError, pytest.fail.Exception)

@@ -5,8 +5,8 @@ rounds. What the host decides meanwhile comes a round later: a row that has fini
 round, whose verdict on it is thrown away, and the draft lengths are chosen by what was known then. Neither changes a
 token.
 
-A round with what a recording cannot do (a bias, forbidden tokens, a grammar) is started by the host, after the one that
-is under way has been read.
+A round that needs what the host knows (a lookup, a grammar), or that a recording cannot do (a bias, forbidden tokens),
+is planned by the host (`planned_rounds.py`), after the one that is under way has been read.
 """
 
 from collections.abc import Sequence as Seq
@@ -68,7 +68,7 @@ class _RoundAhead(Started):
 
 
 class RoundsAhead(Starter):
-    """Rounds of a target and a drafter that `can_overlap` (`decoding/engine/rounds/lane.py`)."""
+    """Rounds of a target and a drafter that `can_be_recorded` (`decoding/engine/rounds/lane.py`)."""
 
     depth = 1
 
@@ -78,8 +78,10 @@ class RoundsAhead(Starter):
         drafter: ModelDrafter | Eagle3Drafter | None,
         num_slots: int,
         record: Recorder | None,
+        looks_up: bool = False,
     ) -> None:
         """Draft with a model, a head or not at all; `record` makes the recordings (None: nothing is recorded)."""
+        self.depth = int(not looks_up)  # the host plans each round of a drafter that looks tokens up, too
         self._target, self._drafter, self._num_slots = target, drafter, num_slots
         self.record = record
         self.device_rounds: DeviceRounds | None = None  # over the caches that are allocated now
@@ -101,8 +103,10 @@ class RoundsAhead(Starter):
         """Tell whether a recording can do all that these rows ask for."""
         if rows is not self._running:
             self._running, self._table = rows, None
-            self._can_be_recorded = all(_can_be_recorded(sequence.params) for sequence in rows)
-        return self._can_be_recorded
+            self._can_be_recorded = all(
+                can_be_recorded(sequence.params) and sequence.params.structured is None for sequence in rows
+            )
+        return self._can_be_recorded and self.depth > 0
 
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started | None:
         """Start a round of these rows; None if the verdicts of the round before are needed first."""
@@ -114,7 +118,7 @@ class RoundsAhead(Starter):
         takes_part = [not known or row.num_remaining_tokens > 1 for known, row in zip(is_known, rows, strict=True)]
         if not any(takes_part):
             return None
-        limits, device_rounds = self._limits(rows, takes_part, schedule), self._over_caches(schedule)
+        limits, device_rounds = self._limits(rows, takes_part, schedule), self.over_caches(schedule)
         steps, is_level = device_rounds.steps, [False] * len(rows)
         if steps is not None:
             of_before = (None, False) if before is None else (before.is_level, before.num_drafted > 0)
@@ -131,7 +135,7 @@ class RoundsAhead(Starter):
             for slot in behind:
                 is_level[slot] = True
         num_drafted, longest = max(limits), max(map(len, rows))
-        starts = {slot: _start(rows[slot]) for slot, known in enumerate(is_known) if not known}
+        starts = {slot: start_of(rows[slot]) for slot, known in enumerate(is_known) if not known}
         if self._table is None:
             self._table = self._table_of(rows)
         num_more = 0 if before is None else 1 + before.num_drafted  # tokens that a known row may have by now
@@ -167,7 +171,8 @@ class RoundsAhead(Starter):
             self._drafter.count_drafting(limits)
         return limits
 
-    def _over_caches(self, schedule: Schedule) -> DeviceRounds:
+    def over_caches(self, schedule: Schedule) -> DeviceRounds:
+        """Return the rounds over the caches that are allocated now."""
         if self.device_rounds is None:
             steps = steps_of(self._drafter, self._num_slots, schedule.ceiling)
             self.device_rounds = DeviceRounds(self._target, steps, self._num_slots, Recordings(self.record, "rounds"))
@@ -203,10 +208,13 @@ def _plan_of(limits: Seq[int]) -> DraftPlan:
     return DraftPlan(tuple(limits), (False,) * len(limits))
 
 
-def _can_be_recorded(params: SamplingParams) -> bool:
-    return not params.logit_bias and params.structured is None and not params.forbids_tokens
+def can_be_recorded(params: SamplingParams) -> bool:
+    """Tell whether a recording can pick tokens with these parameters."""
+    return not params.logit_bias and not params.forbids_tokens
 
 
-def _start(row: Sequence) -> Start:
+def start_of(row: Sequence, num_newest: int = 2) -> Start:
+    """Return the state of a row, with as many newest tokens; its first one stands for those that it lacks."""
     tokens = row.token_ids
-    return Start(len(tokens), tokens[-2] if len(tokens) > 1 else tokens[-1], tokens[-1])
+    *before, previous, newest = [*tokens[:1] * (num_newest - len(tokens)), *tokens[-num_newest:]]
+    return Start(len(tokens), previous, newest, tuple(before))

@@ -1,14 +1,15 @@
 """Steps of a draft on the device: what computes the logits of each drafted token, of rows that only the device knows.
 
-A draft model reads the two newest tokens of each row in its first step, and a drafted token in each later one.
+A draft model reads the two newest tokens of each row in its first step, or more of them where the host has given a row
+other drafts meanwhile, and a drafted token in each later one.
 
 An EAGLE-3 head reads pairs of a feature and the token behind it. A round leaves pairs of what it has committed on the
 device, and the first step of the next one reads all that a row lacks: so a round without a draft reads, too. The last
 pairs of each slot are kept in a ring, pair p at place p modulo its size. It holds those of two rounds: if the younger
 one is dropped, the pairs of the older one are still there.
 
-Shapes: B rows (row b is in slot b), T tokens of each, N tokens in all, W pairs that a row may lack, J positions of a
-round, V vocabulary, S slots, R places of a ring, H hidden size.
+Shapes: B rows (row b is in slot b), T tokens of each, N tokens in all, W tokens or pairs that a row may lack, J
+positions of a round, V vocabulary, S slots, R places of a ring, H hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ from decoding.cache.plan import Plan
 from decoding.device import to_device
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
-from decoding.engine.rounds.overlapped.inputs import rounded_width
+from decoding.engine.rounds.overlapped.inputs import NUM_NEWEST, rounded_width
 from decoding.fused.recordings import power_of_two
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence
@@ -33,7 +34,7 @@ class RowsNow(NamedTuple):
     """Rows before a round, on the device."""
 
     lengths_B: torch.Tensor
-    tokens_B2: torch.Tensor  # the two newest ones
+    newest_BW: torch.Tensor  # the two newest tokens, or more
     is_active_B: torch.Tensor
 
     @property
@@ -71,12 +72,20 @@ class DraftSteps(ABC):
         which some row has drafted or none has.
         """
 
+    def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
+        """Return what `levels` does, of rows that the host knows, and how many newest tokens the first step reads."""
+        return self.levels(rows, [False] * len(rows), None, is_drafted=False), 2
+
     @abstractmethod
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         """Record what a round has read of a row that was level, is in this slot and was in slot `place` then.
 
-        The verdict is that of the round, in which rows drafted up to `num_drafted` tokens, and is not committed yet.
+        The verdict is that of the round, in which rows drafted up to `num_drafted` tokens, and is not committed yet. A
+        row whose draft the host gave counts as one that drafted a token: of its draft the steps have read nothing.
         """
+
+    def take_back(self, slot: int) -> None:  # noqa: B027 - the host may have all that it needs
+        """Take to the host what a round has left of a row that has got another last token, behind `note`."""
 
 
 class ModelSteps(DraftSteps):
@@ -86,11 +95,13 @@ class ModelSteps(DraftSteps):
 
     def __init__(self, drafter: ModelDrafter) -> None:
         super().__init__(drafter)
+        self._drafter = drafter
         self._model, self._vocabulary = drafter.model, drafter.vocabulary
 
     def first(self, rows: RowsNow, num_visible: int, *, is_wanted: bool = True) -> Logits:
-        positions_B2 = (rows.lengths_B[:, None] + torch.arange(-2, 0, device=rows.lengths_B.device)).clamp(min=0)
-        return self._logits(rows, rows.tokens_B2, positions_B2, num_visible)
+        back_W = torch.arange(-rows.newest_BW.shape[1], 0, device=rows.lengths_B.device)
+        positions_BW = (rows.lengths_B[:, None] + back_W).clamp(min=0)
+        return self._logits(rows, rows.newest_BW, positions_BW, num_visible)
 
     def next(self, rows: RowsNow, tokens_B1: torch.Tensor, before: Logits, step: int, num_visible: int) -> Logits:
         return self._logits(rows, tokens_B1, (rows.lengths_B + step - 1)[:, None], num_visible)
@@ -118,6 +129,20 @@ class ModelSteps(DraftSteps):
                     self.slots.roll_back(slot, len(row) - 1)
                 levels.append(self.slots.num_known[slot] >= len(row) + known - 2)
         return levels
+
+    def level(self, rows: Seq[Sequence], limits: Seq[int]) -> tuple[list[bool], int]:
+        self._drafter.count_drafting(limits)
+        for slot, row in enumerate(rows):
+            self.slots.roll_back(slot, len(row) - 1)
+        lacking = [len(row) - known for row, known in zip(rows, self.slots.num_known, strict=False)]
+        behind = [slot for slot, limit in enumerate(limits) if limit and lacking[slot] > NUM_NEWEST[-1]]
+        if behind:
+            self._drafter.catch_up([(slot, rows[slot]) for slot in behind])
+        for slot in behind:
+            lacking[slot] = 1
+        most = max((number for number, limit in zip(lacking, limits, strict=True) if limit), default=1)
+        num_newest = next(number for number in NUM_NEWEST if number >= most)
+        return [number <= num_newest for number in lacking], num_newest
 
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         if num_drafted:
@@ -175,13 +200,19 @@ class HeadSteps(DraftSteps):
         states_NH = self._head.read_planned(tokens_BT.flatten(), lines_BTH.flatten(0, 1), plan, is_wanted=is_wanted)
         return states_NH.view(lines_BTH.shape)
 
-    def keep(self, rows: RowsNow, features_BJH: torch.Tensor, written_BJ: torch.Tensor) -> None:
-        """Keep the pairs that a round has made: features from the rows' newest token on, and the tokens behind them."""
-        index_J = torch.arange(written_BJ.shape[1], device=written_BJ.device)
+    def keep_features(self, rows: RowsNow, features_BJH: torch.Tensor) -> None:
+        """Keep the features of the pairs that a round makes, from the rows' newest token on."""
+        self._lines_SRH[self._places(rows, features_BJH.shape[1])] = features_BJH
+
+    def keep_tokens(self, rows: RowsNow, written_BJ: torch.Tensor) -> None:
+        """Keep the tokens of these pairs, those behind the rows' newest token."""
+        self._tokens_SR[self._places(rows, written_BJ.shape[1])] = written_BJ
+
+    def _places(self, rows: RowsNow, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where the pairs of a round stand: their slots [B, 1] and their places of the ring [B, J]."""
+        index_J = torch.arange(num_positions, device=rows.lengths_B.device)
         at_BJ = (rows.lengths_B[:, None] - 1 + index_J) % self._size
-        slots_B1 = torch.where(rows.is_active_B, rows.index_B, len(self._num_read_S))[:, None]
-        self._lines_SRH[slots_B1, at_BJ] = features_BJH
-        self._tokens_SR[slots_B1, at_BJ] = written_BJ
+        return torch.where(rows.is_active_B, rows.index_B, len(self._num_read_S))[:, None], at_BJ
 
     def levels(
         self, rows: Seq[Sequence], is_known: Seq[bool], were_level: Seq[bool] | None, is_drafted: bool
@@ -209,6 +240,9 @@ class HeadSteps(DraftSteps):
             slots_N, first_N = to_device(list(first.items()), self._head.device, torch.int64).T
             self._num_read_S[slots_N] = first_N
         return levels
+
+    def take_back(self, slot: int) -> None:
+        self._drafter.take_left(slot)
 
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:
         start, end = len(row) - 1, len(row) + verdict.num_accepted

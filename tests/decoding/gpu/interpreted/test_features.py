@@ -7,7 +7,7 @@ import torch
 
 from decoding.cache.features import Features, FeatureTap
 from decoding.drafters.base import NoDrafter
-from decoding.engine.rounds.lane import can_overlap
+from decoding.engine.rounds.lane import can_be_recorded
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rules import COUPLED
 from tests.decoding.fused.test_graphs import num_recorded, with_graphs
@@ -74,8 +74,8 @@ def test_a_planned_forward_leaves_its_features_to_its_caller(plain):
 def test_a_planned_forward_does_not_forget_a_tap_and_rounds_with_one_do_not_overlap(plain):
     model = on_kernels(plain)
     model.close_call = 0.0
-    assert can_overlap(model, NoDrafter(), COUPLED)
+    assert can_be_recorded(model, NoDrafter(), COUPLED)
     model.hand_out(Kept(IDS).tap)
-    assert not can_overlap(model, NoDrafter(), COUPLED)
+    assert not can_be_recorded(model, NoDrafter(), COUPLED)
     with pytest.raises(AssertionError, match="a drafter would miss the features"):
         planned(model, None)

@@ -11,16 +11,22 @@ from benchmarks.roofline.launched import FIRST_STEP_KERNELS, KEEP_KERNELS, NEXT_
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.base import NoDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.hybrid import HybridDrafter
+from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.engine.rounds.host_rounds import HostRounds
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
 from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
 from decoding.fused.recordings import CudaRecorder
+from decoding.grammar.grammars import Grammars
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.networks import Eagle3Network
 from decoding.network.language_model import LanguageModel
+from decoding.sampling.rules import COUPLED
 from tests.decoding.gpu.operations import Operations
+from tests.decoding.grammar.tiny_grammars import END
 from tests.decoding.heads.tiny_heads import perfect_pair
-from tests.decoding.tiny import noised
+from tests.decoding.tiny import build, llama_config, noised
 
 PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
 PLAIN = {"max_tokens": 12, "temperature": 0.8, "ignore_eos": True}
@@ -45,9 +51,15 @@ def numbered(num_rows: int = len(PROMPTS), fields: list[dict] = FIELDS) -> list[
     return rows
 
 
-def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
-    """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token."""
+def engine_of(
+    draft: str, num_slots: int, num_drafted: int, grammars: Grammars | None = None, seed: int | None = None
+) -> Engine:
+    """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token.
+
+    Only with a seed does the next token depend on others than the newest one.
+    """
     network, saved = perfect_pair(reads_features=True)
+    network = network if seed is None else build(llama_config(), seed)
     other = noised(network, 0.1)
     target, drafter = on_kernels(network), NoDrafter()
     if draft == "head":
@@ -59,8 +71,13 @@ def engine_of(draft: str, num_slots: int, num_drafted: int) -> Engine:
         drafter = Eagle3Drafter(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
     elif draft == "model":
         drafter = ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH)
+    elif draft == "suffix":
+        drafter = SuffixDrafter()
+    elif draft == "hybrid":
+        drafter = HybridDrafter(SuffixDrafter(), ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH))
     options = EngineOptions(num_slots=num_slots, num_speculative_tokens=max(1, num_drafted), max_model_len=LENGTH)
-    return Engine([(target, drafter)], options, LENGTH)
+    target.eos_token_ids = frozenset() if grammars is None else frozenset({END})
+    return Engine([(target, drafter)], options, LENGTH, grammars=grammars)
 
 
 def on_kernels(network: PreTrainedModel) -> LanguageModel:
@@ -78,7 +95,7 @@ def drafted(rows: list[Sequence]) -> list[object]:
 def of_host(engine: Engine) -> Engine:
     """The same engine, in which the host starts each round."""
     (lane,) = engine.lanes
-    lane.rounds._starters = [lane.host]
+    lane.rounds._starters = [HostRounds(lane.target, lane.drafter, COUPLED, lane._num_slots)]
     return engine
 
 
@@ -129,7 +146,8 @@ def test_the_steps_of_a_head_launch_as_many_kernels_as_a_round_is_predicted_to_t
     with Operations() as later:
         steps.next(rows, nothing_B1, found, 1, LENGTH)
     with Operations() as kept:
-        steps.keep(rows, features_BJH, nothing_BJ)
+        steps.keep_features(rows, features_BJH)
+        steps.keep_tokens(rows, nothing_BJ)
     counted = [operations.launches.total() for operations in (first, later, kept)]
     of_a_pick = 2
     assert counted == [FIRST_STEP_KERNELS - of_a_pick, NEXT_STEP_KERNELS - of_a_pick, KEEP_KERNELS]
