@@ -31,7 +31,6 @@ from decoding.fused.graphs import Forward, ForwardGraphs
 from decoding.fused.recordings import CudaRecorder
 from decoding.gpu.available import is_interpreted
 from decoding.network import language_model, stage
-from decoding.network.language_model import LanguageModel
 from decoding.sampling.verdicts import OnItsWay, Verdicts
 from tests.decoding.tape import Call, Tape, noise
 
