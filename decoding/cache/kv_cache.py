@@ -30,6 +30,7 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
     """Slots x positions of keys and values, allocated layer by layer when the model first writes them."""
 
     pages_SC: torch.Tensor | None = None  # where rows have pages (`decoding/cache/paged_cache.py`): those of each slot
+    is_paged = False  # whether rows have memory only as far as that is reserved
 
     def __init__(
         self,
@@ -49,8 +50,7 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
         """
         # Layers refer to the cache weakly: its memory is freed with its last user, not by the garbage collector.
         Cache.__init__(self, layer_class_to_replicate=partial(SlotLayer, ref(self)))
-        self.num_slots = num_slots
-        self.num_positions = num_positions
+        self.num_slots, self.num_positions = num_slots, num_positions
         # One spare position in each slot receives what is written past the end (the padding of ragged rows).
         self.num_allocated = num_positions + 1
         self.block_shape = num_slots, self.num_allocated  # of keys and values in memory
@@ -106,11 +106,6 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
     def use(self, plan: Plan) -> None:
         """Read and write by this plan from now on."""
         self._plan = plan
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether rows have memory only as far as that is reserved."""
-        return self.pages_SC is not None
 
     def reserve(self, slot: int, first: int, end: int) -> bool:
         """Take care that a row may write its positions from `first` up to `end`, and give back what lies behind.
@@ -190,8 +185,8 @@ class KVCache(StateCalls, Cache):  # type: ignore[misc]
 
     @property
     def num_bytes(self) -> int:
-        num_bytes = sum(stored.numel() * stored.element_size() for stored in self._stored())
-        return num_bytes + (0 if self.states is None else self.states.num_bytes)
+        of_states = 0 if self.states is None else self.states.num_bytes
+        return of_states + sum(stored.numel() * stored.element_size() for stored in self._stored())
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
         """Return all query positions, [B, 1, T, 1]: transformers passes them to our mask function unchanged."""

@@ -25,6 +25,7 @@ class PagedCache(KVCache):
     """Slots of pages. Layers that keep states are never here: our GPU kernels run none of them."""
 
     pages_SC: torch.Tensor
+    is_paged = True
 
     def __init__(
         self, num_slots: int, num_positions: int, device: torch.device, tokens_per_slot: int | None = None
