@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
     device = next(iter(by_weight.values()))[0][0].weight.device
     card = _card(device)
     file = folder / f"tiles-{hashlib.sha256(json.dumps(card).encode()).hexdigest()[:16]}.json"
-    kept, measured, num_found = _kept(file, card), dict[str, Any](), 0
+    kept, measured, num_found, num_left = _kept(file, card), dict[str, Any](), 0, 0
     for num_lines in (*_FIRST_LINES, *(lines for lines in LINES if lines not in _FIRST_LINES)):
         for weight, layers in by_weight.items():
             every, key = list(weight.tiles(num_lines)), f"{num_lines} x {weight}"
@@ -83,6 +83,7 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
             if tile is None and time.monotonic() < began + MOST_SECONDS:
                 tile = fastest(weight, layers, num_lines, clock, began + MOST_SECONDS)
                 measured |= {} if tile is None else {key: astuple(tile)}
+            num_left += tile is None
             if tile is not None:
                 for layer, _ in layers:
                     layer.tiles = {**layer.tiles, (weight.num_weights, num_lines): tile}
@@ -91,8 +92,8 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the plan of slots counts what is free
     _log.info(
-        "tiles of products: %d measured, %d from %s, in %.0f s of at most %.0f at a load",
-        len(measured), num_found, file, time.monotonic() - began, MOST_SECONDS,
+        "tiles of products: %d measured, %d from %s, %d left, in %.0f s of at most %.0f at a load",
+        len(measured), num_found, file, num_left, time.monotonic() - began, MOST_SECONDS,
     )  # fmt: skip
 
 
@@ -115,17 +116,18 @@ def fastest(
             if x_NI is None:
                 x_NI = torch.empty(num_lines, weight.num_inputs, dtype=weight.dtype, device=device)
                 x_NI.normal_(generator=torch.Generator(device).manual_seed(0))
-            found_NO = _computed(x_NI, layers[:1], tile)
+            found_NO = _computed(weight, x_NI, layers[:1], tile)
             if best is None:
                 expected_NO = found_NO
             elif not torch.equal(found_NO, expected_NO):
                 _log.warning("a tile gives other bits, and is left out: %s of %s", tile, weight)
                 continue
-            seconds = clock(partial(_computed, x_NI, several, tile))
+            seconds = clock(partial(_computed, weight, x_NI, several, tile))
         except _FAILURES + kernel_errors() as error:
             if is_device_fault(error):
                 raise
             if best is None:
+                _log.warning("no tile is measured for %d lines and %s: %s", num_lines, weight, error)
                 return None
             continue
         if seconds < least:
@@ -133,11 +135,15 @@ def fastest(
     return best
 
 
-def _computed(x_NI: torch.Tensor, layers: Sequence[Factors], tile: Tile) -> torch.Tensor:
+def _computed(weight: Weight, x_NI: torch.Tensor, layers: Sequence[Factors], tile: Tile) -> torch.Tensor:
     """Multiply with the weights of these layers by one tile, and return the last product."""
+    tiles = {(weight.num_weights, len(x_NI)): tile}
     for layer, gate in layers:
-        tiles = {(1 if gate is None else 2, len(x_NI)): tile}
-        out_NO = linear.multiply(x_NI, layer.weight, None, None, gate and (gate.weight, None), tiles)
+        if weight.num_parts > 1:  # few outputs, of which rounding to 16 bits could hide a change of order
+            of = linear.sums(x_NI, layer.weight, None, tiles)
+            out_NO, _ = linear.add_parts(replace(of, dtype=torch.float32), None)
+        else:
+            out_NO = linear.multiply(x_NI, layer.weight, None, None, gate and (gate.weight, None), tiles)
     return out_NO
 
 

@@ -21,7 +21,7 @@ from decoding.fused.decoder import FusedDecoder
 from decoding.fused.linear import kernel_for
 from decoding.network.language_model import LanguageModel
 
-# Rows and tokens of each in a forward, so that products have every tile (`decoding/gpu/linear.py`): 5 and 16 lines of
+# Rows and tokens of each in a forward, so that products have every tile (`decoding/gpu/tiles.py`): 5 and 16 lines of
 # one row, 2 to 512 beside others, and about 2,000 of prompts that are read together.
 _FORWARDS = ((1, 16), (2, 1), (1, 5), (4, 4), (2, 16), (16, 4), (8, 16), (16, 16), (32, 16))
 _NUM_SCORED = 16  # tokens of a row

@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import decoding.engine.engine
 from decoding import SamplingParams
 from decoding.engine.scored_text import ScoredText
 from tests.decoding.tiny import outputs, random_prompts
@@ -16,10 +15,9 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}  # in nats, of logits that are te
 
 
 @pytest.mark.parametrize("chunk", [4, 512])
-def test_each_token_has_its_log_probability_whatever_the_chunks(models, make_engine, chunk, monkeypatch):
-    monkeypatch.setattr(decoding.engine.engine, "_MAX_PREFILL_TOKENS", (chunk, chunk))
+def test_each_token_has_its_log_probability_whatever_the_chunks(models, make_engine, chunk):
     text = ScoredText.whole(PROMPT, 2)
-    make_engine().score([text])
+    make_engine(max_prefill_tokens=chunk).score([text])
     (found,) = text.scores
     network = AutoModelForCausalLM.from_pretrained(models.target_path, dtype=torch.float32)
     expected_TV = network(torch.tensor([PROMPT])).logits[0].log_softmax(-1).detach()

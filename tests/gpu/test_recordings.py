@@ -23,7 +23,7 @@ def test_text_is_the_same_when_fewer_shapes_are_kept_than_occur(make_engine, pla
     tiny.schedule_at_random(monkeypatch, seed=1)  # so that rounds have many shapes
     engine = make_engine("hybrid", num_slots=5, num_speculative_tokens=4)
     assert outputs(run(engine, rows.sequences())) == plain
-    assert len(engine.target.graphs.recordings._shapes) == 2
+    assert 1 <= len(engine.target.graphs.recordings._shapes) <= 2
 
 
 @pytest.mark.parametrize("drafter", ["model", "suffix"])

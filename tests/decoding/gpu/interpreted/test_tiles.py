@@ -1,12 +1,13 @@
 """Tiles of products: all that the clock may choose give the same bits, and what was chosen is kept for later loads."""
 
 import json
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from triton.runtime import interpreter
 from triton.runtime.errors import OutOfResources
 
 from decoding.fused.packed_linear import InvariantLinear
@@ -16,21 +17,8 @@ from decoding.gpu.tiles import Tile, Weight
 from decoding.network.language_model import LanguageModel
 from tests.decoding.tiny import build, llama_config
 
-WITH_PARTS, WITHOUT = (70, 1100), (150, 200)  # outputs, inputs
+WITH_PARTS, WITHOUT = (70, 1100), (70, 100)  # outputs, inputs
 NUM_LINES = (20, 140)  # of which no tile is full
-
-
-@pytest.fixture(autouse=True)
-def _sums_are_in_order(monkeypatch):
-    """Let the interpreter multiply as the tensor cores do: one input after the other, whatever the tile's size."""
-
-    def create_dot(_, a, b, d, *more):
-        total = d.data.copy()
-        for place in range(a.data.shape[1]):
-            total += a.data[:, place, None] * b.data[None, place]
-        return interpreter.TensorHandle(total, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 def layers(shape: tuple[int, int], number: int = 2) -> list[InvariantLinear]:
@@ -163,31 +151,47 @@ def test_a_file_that_cannot_be_used_is_measured_again(fault, tmp_path):
 
 
 @pytest.mark.usefixtures("few_lines")
-def test_a_tile_without_room_or_with_other_bits_is_left_out(tmp_path, monkeypatch):
-    multiply, failing = linear.multiply, set()
+@pytest.mark.parametrize("refusal", [OutOfResources(1, 2, "shared memory"), torch.OutOfMemoryError("no memory")])
+def test_a_tile_without_room_or_with_another_last_bit_is_left_out(refusal, tmp_path, monkeypatch):
+    sums, tried = linear.sums, set()
 
-    def planted(x_NI, weight_OI, bias_O, added_NO=None, gate=None, tiles=linear.NO_TILES):
-        out_NO = multiply(x_NI, weight_OI, bias_O, added_NO, gate, tiles)
-        outputs = {(tile.outputs, tile.num_stages) for tile in tiles.values()}
-        failing.update(outputs)
-        if (64, 4) in outputs:
-            raise OutOfResources(1, 2, "shared memory")
-        return out_NO * 1.01 if (128, 3) in outputs else out_NO
+    def planted(x_NI, weight_OI, bias_O, tiles):
+        of, sizes = sums(x_NI, weight_OI, bias_O, tiles), {(tile.outputs, tile.num_stages) for tile in tiles.values()}
+        tried.update(sizes)
+        if (64, 4) in sizes:
+            raise refusal
+        return replace(of, parts_CNO=of.parts_CNO * (1 + 2**-22)) if (128, 3) in sizes else of
 
-    monkeypatch.setattr(linear, "multiply", planted)
-    (layer,) = layers(WITHOUT, 1)
+    monkeypatch.setattr(linear, "sums", planted)
+    (layer,) = layers(WITH_PARTS, 1)
     times = []
     choose_tiles([(layer, None)], tmp_path, lambda run: times.append(run()) or -len(times))
-    assert {(64, 4), (128, 3), (128, 5)} <= failing
+    assert {(64, 4), (128, 3), (128, 5)} <= tried
     assert {(tile.outputs, tile.num_stages) for tile in layer.tiles.values()} == {(128, 5)}
     assert len(times) == 2 * 4  # of six tiles
 
 
 @pytest.mark.usefixtures("few_lines")
-def test_a_load_measures_for_a_limited_time_and_the_next_one_goes_on(tmp_path, monkeypatch):
+def test_a_device_that_fails_while_tiles_are_measured_is_no_tile_that_is_left_out(tmp_path):
+    num_times = count()
+
+    def clock(run) -> float:
+        if next(num_times):
+            raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+        return 1.0
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        choose_tiles([(layer, None) for layer in layers(WITHOUT)], tmp_path, clock)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("few_lines")
+def test_a_load_measures_for_a_limited_time_and_the_next_one_goes_on(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     clock = Clock(1)
     with monkeypatch.context() as patch:
         patch.setattr(tile_clock, "MOST_SECONDS", 0.0)
         assert chosen(tmp_path, clock).tiles == ({}, {})
     assert not clock.num_times
+    assert "4 left, in" in caplog.text
     assert chosen(tmp_path, clock).tiles != ({}, {})
