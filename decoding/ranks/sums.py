@@ -17,9 +17,10 @@ _gather = getattr(distributed, "all_gather_single", None) or distributed.all_gat
 
 def gathered(own: torch.Tensor) -> torch.Tensor:
     """Return what all ranks have in place of this, [R, ...], in the order of ranks; they must all come by here."""
-    found = own.new_empty(distributed.get_world_size() * own.numel())
-    _gather(found, own.flatten())
-    return found.view(-1, *own.shape)
+    found = own.new_empty(distributed.get_world_size(), *own.shape)
+    if own.numel():  # a prompt's forward in transformers' code has no line for its head
+        _gather(found.view(-1), own.flatten())
+    return found
 
 
 def summed(
