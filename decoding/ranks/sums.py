@@ -1,7 +1,7 @@
 """Sums over ranks in one order: every rank gets the parts of all, and adds them from the first rank's to the last's.
 
-An all-reduce may add in an order that follows the size of a message and the way between the devices: then a token's numbers
-would depend on how many rows run beside it. Here numbers are moved, and added by ourselves, in float32.
+An all-reduce may add in an order that follows the size of a message and the way between the devices: a token's numbers
+then depend on how many rows run beside it. Here numbers are moved, and added by ourselves, in float32.
 
 Shapes: R ranks, N lines, O outputs.
 """
