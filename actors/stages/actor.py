@@ -42,7 +42,7 @@ class StageFacts:
     def of_ranks(cls, ranks: list["StageFacts"]) -> "StageFacts":
         """Return those of the first rank of a stage, which is fused, recorded and exact only if all of them are."""
         names = ("is_fused", "is_recorded", "has_exact_products", "is_batch_invariant")
-        of_all = {name: all(getattr(facts, name) for facts in ranks) for name in names}
+        of_all: dict[str, Any] = {name: all(getattr(facts, name) for facts in ranks) for name in names}
         return replace(ranks[0], fallback=next((facts.fallback for facts in ranks if facts.fallback), ""), **of_all)
 
 
