@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,13 @@ class StageFacts:
     is_batch_invariant: bool
     has_states: bool  # some of its layers keep states
     num_coded_layers: int  # that multiply codes of 4 or 8 bits
+
+    @classmethod
+    def of_ranks(cls, ranks: list["StageFacts"]) -> "StageFacts":
+        """Return those of the first rank of a stage, which is fused, recorded and exact only if all of them are."""
+        names = ("is_fused", "is_recorded", "has_exact_products", "is_batch_invariant")
+        of_all: dict[str, Any] = {name: all(getattr(facts, name) for facts in ranks) for name in names}
+        return replace(ranks[0], fallback=next((facts.fallback for facts in ranks if facts.fallback), ""), **of_all)
 
 
 class RankFailedError(RuntimeError):
@@ -145,7 +152,7 @@ class StageActor:
             fed, streams = fed
         with self._together():
             read_before = None if streams is None or self._rank > 0 else unpacked(streams)
-            answer = do(self._stage, work, unpacked(fed), finish, read_before, is_first=self._rank == 0)
+            answer = do(self._stage, work, unpacked(fed), finish, read_before)  # ranks read, to run the same layers
         if self._rank > 0:
             return None  # the first one's is the same
         out = answer.out if self._stage.layers.has_head else packed(answer.out)

@@ -105,7 +105,8 @@ class StagePipeline:
 
     def facts(self) -> list[StageFacts]:
         """Report what is true of each stage now. Raises SlotsLostError."""
-        return self.ask_all("facts")[:: self.group.settings.tensor_parallel]
+        every, num_ranks = self.ask_all("facts"), self.group.settings.tensor_parallel
+        return [StageFacts.of_ranks(every[first : first + num_ranks]) for first in range(0, len(every), num_ranks)]
 
     def tell_all(self, method: str, *args: Any) -> None:
         """Call this on every actor, now and later (`StageGroup.tell_all`). A stage that is lost over it is replaced."""

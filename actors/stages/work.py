@@ -72,18 +72,9 @@ def _behind(logits_JV: torch.Tensor, places: Seq[int], part: slice) -> torch.Ten
 
 
 def do(
-    stage: Stage,
-    work: Work,
-    fed: torch.Tensor,
-    finish: Finish | None,
-    streams_NX: torch.Tensor | None = None,
-    *,
-    is_first: bool = True,
+    stage: Stage, work: Work, fed: torch.Tensor, finish: Finish | None, streams_NX: torch.Tensor | None = None
 ) -> Done:
-    """Do the work on this stage. `streams_NX` were read in those before it.
-
-    Of ranks all read the streams, so that all compute the same layers, and the first one alone gives them.
-    """
+    """Do the work on this stage. `streams_NX` were read in those before it."""
     for change in work.changes:
         assert work.session is not None, "without a session there are no slots"
         change(stage.cache(work.session))
@@ -96,7 +87,7 @@ def do(
         every_BJ = torch.arange(work.num_logits).expand(len(work.lengths), -1)
         of_rows = work.starts, work.lengths, every_BJ, work.slots, work.session, features
         out = stage.forward(fed, *of_rows, is_prompt=work.is_prompt)
-    if features is not None and is_first:
+    if features is not None:
         own_NX = features.take().cpu()
         streams_NX = own_NX if streams_NX is None else torch.cat((streams_NX, own_NX), dim=1)
     if not stage.layers.has_head:

@@ -58,7 +58,7 @@ class ForwardGraphs:
         plan = inputs.plan
         num_rows, num_tokens = plan.positions_BT.shape
         num_wanted = inputs.wanted_BJ.shape[1]
-        if self.recordings.record is None or not num_wanted or num_tokens > _MAX_TOKENS:
+        if not num_wanted or num_tokens > _MAX_TOKENS:  # else padded, recorded or not: ranks gather as many lines
             return self._forward(inputs, cache)
         layer_ids = () if inputs.features is None else inputs.features.tap.layer_ids
         # The recordings have the addresses of another cache, or read other streams.

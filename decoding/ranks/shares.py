@@ -70,7 +70,7 @@ class SharedEmbedding(Share):
         end = min(self.num_in_all, first + -(-self.num_in_all // self.num_ranks))
         lines = self.own(ids.clamp(first, end - 1) - first)
         is_elsewhere = (ids < first) | (ids >= end)
-        return summed(lines.masked_fill(is_elsewhere[..., None], 0.0))
+        return summed(lines.masked_fill(is_elsewhere[..., None], 0.0).flatten(0, -2)).view_as(lines)
 
 
 # How transformers shares a module out, and what joins the parts; nothing where each rank goes on with its own.
@@ -121,4 +121,4 @@ def _make_plain(module: Any, plain: dict[int, torch.nn.Parameter]) -> None:
     if isinstance(module, torch.nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     else:
-        module.num_embeddings = len(module.weight)
+        module.num_embeddings, module.padding_idx = len(module.weight), None  # that of all tokens, for training alone

@@ -1,7 +1,7 @@
 """Sums over ranks in one order: every rank gets the parts of all, and adds them from the first rank's to the last's.
 
-An all-reduce adds in an order that follows the size of a message and the way between the devices, so a token's numbers
-would depend on how many rows run beside it. Here numbers are moved, and added by ourselves, in float32.
+An all-reduce may add in an order that follows the size of a message and the way between the devices: a token's numbers
+then depend on how many rows run beside it. Here numbers are moved, and added by ourselves, in float32.
 
 Shapes: R ranks, N lines, O outputs.
 """
@@ -17,9 +17,10 @@ _gather = getattr(distributed, "all_gather_single", None) or distributed.all_gat
 
 def gathered(own: torch.Tensor) -> torch.Tensor:
     """Return what all ranks have in place of this, [R, ...], in the order of ranks; they must all come by here."""
-    found = own.new_empty(distributed.get_world_size() * own.numel())
-    _gather(found, own.flatten())
-    return found.view(-1, *own.shape)
+    found = own.new_empty(distributed.get_world_size(), *own.shape)
+    if own.numel():  # a prompt's forward in transformers' code has no line for its head
+        _gather(found.view(-1), own.flatten())
+    return found
 
 
 def summed(

@@ -1,12 +1,14 @@
 """Stages are told what a miniature has shown of the model that they run, before their layers are fused."""
 
 from contextlib import nullcontext
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from actors.stages import probe
+from actors.stages.actor import StageFacts
 from decoding.network.probe import Lengths
 
 
@@ -42,6 +44,14 @@ def test_stages_are_told_what_a_miniature_has_shown_before_they_are_fused(length
     monkeypatch.setattr(probe, "_is_misled", lambda *_: False)
     probe.check_chain(model, "stages")
     assert found == [*told, ("change", "exact", "off"), ("speed_up",)]
+
+
+def test_a_stage_of_ranks_is_fused_recorded_and_exact_only_if_all_of_them_are():
+    names = [field.name for field in fields(StageFacts)]
+    first = StageFacts(**dict.fromkeys(names, True) | {"fallback": ""})
+    other = replace(first, is_recorded=False, is_batch_invariant=False, fallback="it has run out", num_weight_bytes=7)
+    joined = StageFacts.of_ranks([first, other])
+    assert joined == replace(first, is_recorded=False, is_batch_invariant=False, fallback="it has run out")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A target in stages whose forwards are recorded writes the same tokens, and says where they are not recorded.
 
-Each stage runs over a stand-in for a GPU in its process (`tests/decoding/stand_in_gpu.py`).
+Each stage runs over a stand-in for a GPU in its process (`tests/decoding/stand_in_gpu.py`). The same in one process is
+faster (`tests/decoding/network/test_stage_recordings.py`).
 """
 
 import os
@@ -59,6 +60,7 @@ def refusal(model: ShardedModel, path: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_recorded_stages_write_what_the_same_target_writes_in_one_process(pair):
     expected = texts(make_engine(pair, None), make_sequences(SAMPLED))
     with sharded(pair[0], 2, RecordedGroup) as model:
@@ -72,7 +74,6 @@ def test_recorded_stages_write_what_the_same_target_writes_in_one_process(pair):
     assert all(one > other + 20 for one, other in zip(after, before, strict=True))
 
 
-@pytest.mark.slow
 def test_stages_that_cannot_be_recorded_say_so_and_are_refused_where_that_is_required(pair):
     with sharded(pair[0], 1, RefusingGroup) as model:
         assert "forwards cannot be recorded here" in model.fallback

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from decoding.fused.decoder import FusedDecoder
 from decoding.network.stage import Stage
 from tests.decoding.families import FUSED, NUM_LAYERS, saved
 from tests.decoding.network.test_stage import load_chain, packed
@@ -104,8 +105,12 @@ def test_lanes_that_take_turns_keep_their_recordings(path, monkeypatch, gpu):
 def test_a_stage_that_cannot_be_recorded_says_so(path, monkeypatch, gpu):
     record_forwards(monkeypatch)
     gpu.refuses = True
-    stages = fast_chain(path)
+    stages, lines, forward = fast_chain(path), [], FusedDecoder.forward
+    monkeypatch.setattr(
+        FusedDecoder, "forward", lambda self, fed, *rest: lines.append(len(fed)) or forward(self, fed, *rest)
+    )
     rounds_of(stages, 0)
+    assert sum(LENGTHS) not in lines, "it keeps the padding of other ranks, which may record"
     assert all("cannot be recorded" in stage.fallback and not stage.is_recorded for stage in stages)
     stages[0].slow_down("it deviates")
     assert stages[0].fallback.endswith("it deviates")
