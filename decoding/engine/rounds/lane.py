@@ -153,6 +153,7 @@ class Lane:
     def _forget_caches(self) -> None:
         if self.ahead is not None:
             self.ahead.forget_caches()
+            self.host.forget_caches()
 
     def _work(self) -> Iterator[None]:
         while True:

@@ -13,7 +13,7 @@ from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import unless_looked_up
 from decoding.engine.rounds.host_rounds import HostRound, HostRounds
 from decoding.engine.rounds.overlapped.counts import SlotCounts
-from decoding.engine.rounds.overlapped.grammars import RoundGrammars
+from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, can_be_recorded, start_of
 from decoding.engine.rounds.overlapped.steps import DraftSteps
@@ -54,13 +54,19 @@ class PlannedRounds(HostRounds):
     def __init__(self, target: LanguageModel, drafter: Drafter, rule: Rule, num_slots: int, ahead: RoundsAhead) -> None:
         """Share the recordings of `ahead`, with the steps of the same draft."""
         super().__init__(target, drafter, rule, num_slots)
-        self._model, self._ahead = target, ahead
+        self._model, self._ahead, self._num_slots = target, ahead, num_slots
+        self._buffers: GrammarBuffers | None = None  # made with the first grammar
+
+    def forget_caches(self) -> None:
+        self._buffers = None
 
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started:
         """Start the recordings of a round; one that cannot be recorded is started step by step."""
         assert self._planned is not None, "`ask` comes first"
         planned, plan, asked, forced = self._planned
-        if not all(can_be_recorded(row.params) for row in rows):
+        # Only with a prediction: a head's ring has no room for it, and the buffers of logits and masks have none.
+        is_too_long = max(plan.lengths) > schedule.ceiling and (planned.have_grammars or self._drafter.tap is not None)
+        if is_too_long or not all(can_be_recorded(row.params) for row in rows):
             return super().start(rows, schedule, before)
         self._planned, is_resting = None, self._num_rested > 0
         given = [[] for _ in rows] if is_resting else self._drafter.without_model(asked)
@@ -89,7 +95,12 @@ class PlannedRounds(HostRounds):
         self._model.cache.hold(range(len(rows)), [len(row) - 1 for row in rows], [1 + n for n in inputs.lengths])
         num_visible = max(len(row) for row in rows) + inputs.num_drafted + 1
         num_logprobs = tuple(row.params.logprobs for row in rows)
-        grammars = RoundGrammars(planned, num_logprobs) if planned.have_grammars else None
+        grammars = None
+        if planned.have_grammars:
+            if self._buffers is None:
+                sizes = self._num_slots, schedule.ceiling, self._model.vocab_size
+                self._buffers = GrammarBuffers(*sizes, self._model.device)
+            grammars = RoundGrammars(planned, num_logprobs, self._buffers)
         verdicts = device_rounds.start(inputs, table, num_visible, num_logprobs, grammars)
         drafter, is_forcing = None if is_resting else self._drafter, self._forces(planned)
         of_host = rows, plan, verdicts, schedule, drafter, asked, forced, is_forcing, 0.0

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from decoding.cache.features import Features
 from decoding.engine.rounds.overlapped.counts import SlotCounts
-from decoding.engine.rounds.overlapped.grammars import MaskBuffers, RoundGrammars
+from decoding.engine.rounds.overlapped.grammars import RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
 from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, RowsNow, plan_of
 from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
@@ -79,7 +79,6 @@ class DeviceRounds:
         self._length_S = torch.ones(num_slots, dtype=torch.int64, device=device)
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
         self._buffers: dict[tuple[int, int], InputBuffers] = {}  # by rows and stop ids
-        self._logits: dict[int, torch.Tensor] = {}  # that wait for masks, by the number of positions
 
     def start(
         self,
@@ -151,25 +150,16 @@ class DeviceRounds:
         if grammars is None:
             return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work)), None
         sent = OnItsWay(drafted) if num_steps and grammars.rows.masked_first else None
-        logits_BJV = self._recorded((*key, _SCORED), lambda: self._kept(self._score(work, self._known(work))))
+        here, score_key = grammars.buffers, (*key, _SCORED)
+        logits_BJV = self._recorded(score_key, lambda: here.keep(self._score(work, self._known(work))))
         tokens = inputs.given or [()] * len(inputs.limits)
         if sent is not None:
             limited = zip(tokens, sent.result().tolist(), inputs.limits, strict=False)
             tokens = [own or found[: min(limit, found[num_steps])] for own, found, limit in limited]
-        num_positions, num_words = logits_BJV.shape[1], -(-self._target.vocab_size // 32)
-        if num_positions not in buffers.masks:
-            buffers.masks[num_positions] = MaskBuffers((num_rows, num_positions, num_words), drafted.device)
-        masks = buffers.masks[num_positions]
-        masks.take(grammars.masks(tokens, num_positions))
-        judge_key = (*key, _SCORED, _MASKED, *logprobs.num_top)
-        return self._recorded(judge_key, lambda: self._judge(work, logits_BJV, masks.of_rows())), logits_BJV
-
-    def _kept(self, logits_BJV: torch.Tensor) -> torch.Tensor:
-        """Copy logits to where all recordings with as many positions keep theirs: else each would hold its own."""
-        num_rows, *shape = logits_BJV.shape
-        if shape[0] not in self._logits:
-            self._logits[shape[0]] = logits_BJV.new_empty(self._num_slots, *shape)
-        return self._logits[shape[0]][:num_rows].copy_(logits_BJV)
+        sizes_BJ = logits_BJV.shape[:2]
+        here.take(grammars.masks(tokens, sizes_BJ[1]), num_rows)
+        judge_key = (*score_key, _MASKED, *logprobs.num_top)
+        return self._recorded(judge_key, lambda: self._judge(work, logits_BJV, here.masks(*sizes_BJ))), logits_BJV
 
     def _recorded(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self._recordings.inputs(key, lambda: None)
