@@ -63,8 +63,7 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 def _recorded(settings: GeneratorSettings, model: str, length: int) -> tuple[int, int]:
     """Return the bytes of the recordings that are made before the first round, and of a slot's logits of a round.
 
-    There is room for twice the logits of a draft that was rounded up: with grammars they wait in another place. A draft
-    model has those of one token of each row.
+    There is room for those of a draft rounded up, twice: with grammars they wait. A draft model has those of one token.
     """
     engine, text = settings.engine, load_config(model).get_text_config()
     num_lengths = 1 + engine.num_speculative_tokens

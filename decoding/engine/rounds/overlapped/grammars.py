@@ -16,15 +16,13 @@ from decoding.sampling.verdicts import RowVerdict
 
 
 class GrammarBuffers:
-    """Logits that wait for masks, the masks, and before these where each row's are: -1 if all is allowed to it.
-
-    Rounds of all sizes have the same memory, since one of them is under way at a time.
-    """
+    """Logits that wait for masks, and these, in the same memory for rounds of all sizes: one at a time is under way."""
 
     def __init__(self, num_slots: int, most_drafted: int, vocab_size: int, device: torch.device) -> None:
-        """Make room for rounds of all slots in which rows draft up to so many tokens."""
+        """Make room for rounds of all slots in which each row drafts up to `most_drafted` tokens."""
         self._num_lines, self._num_words = num_slots * (1 + rounded_width(most_drafted)), -(-vocab_size // 32)
         self._logits_MV: torch.Tensor | None = None
+        # Before the masks stands where each row's are: -1 if all is allowed to it.
         self._numbers = torch.zeros(num_slots + self._num_lines * self._num_words, dtype=torch.int32, device=device)
         # The next round begins when this one has been read, so what is on its way is not overwritten.
         self._sent = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -38,7 +36,7 @@ class GrammarBuffers:
         return self._logits_MV[: len(lines_MV)].copy_(lines_MV).view_as(logits_BJV)
 
     def take(self, masks: TokenMasks, num_rows: int) -> None:
-        """Copy the masks of a round of so many rows to the device, in one copy."""
+        """Copy the masks of a round of `num_rows` rows to the device, in one copy."""
         end = num_rows + masks.packed_RJW.numel() * bool(masks.rows)
         self._on_host[:num_rows] = -1
         self._on_host[list(masks.rows)] = range(len(masks.rows))
@@ -59,13 +57,14 @@ class RoundGrammars:
     rows: Rows
     num_logprobs: tuple[int | None, ...]  # as in `ScoreRequest`
     buffers: GrammarBuffers
+    logits_BJV: torch.Tensor = field(init=False)  # of the round once it has begun, in the buffers
     corrected: list[int] = field(default_factory=list)  # rows whose picks were forbidden, and that were judged again
 
     def masks(self, drafted: Seq[Seq[int]], num_positions: int) -> TokenMasks:
         """Return the masks along these drafts of the rows whose masks come before their picks."""
-        counts = [len(tokens) for tokens in drafted]
+        counts = list(map(len, drafted))
         return TokenMasks.of(self.rows.sequences, drafted, 0, num_positions, counts, self.rows.masked_first)
 
-    def check(self, logits_BJV: torch.Tensor, verdicts: list[RowVerdict]) -> None:
+    def check(self, verdicts: list[RowVerdict]) -> None:
         """Judge those rows again that were judged without masks and got tokens which their grammars forbid."""
-        self.corrected = check(self.rows, self.num_logprobs, 0.0, logits_BJV, verdicts)
+        self.corrected = check(self.rows, self.num_logprobs, 0.0, self.logits_BJV, verdicts)

@@ -16,7 +16,7 @@ from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, can_be_recorded, start_of
-from decoding.engine.rounds.overlapped.steps import DraftSteps
+from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps
 from decoding.engine.rounds.round import Decided, Running, Started
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import Schedule
@@ -41,7 +41,7 @@ class _PlannedRound(HostRound):
             if verdict.is_finite and self.steps is not None and self.is_level[slot]:
                 num_drafted = min(num_steps, 1) if self.given[slot] else num_steps
                 self.steps.note(slot, slot, sequence, verdict, num_drafted)
-                if slot in corrected:
+                if slot in corrected and isinstance(self.steps, HeadSteps):
                     self.steps.take_back(slot)
             if verdict.is_finite and self.counts is not None and slot not in corrected:
                 self.counts.note(slot, sequence, verdict.num_accepted + 1)
@@ -55,10 +55,6 @@ class PlannedRounds(HostRounds):
         """Share the recordings of `ahead`, with the steps of the same draft."""
         super().__init__(target, drafter, rule, num_slots)
         self._model, self._ahead, self._num_slots = target, ahead, num_slots
-        self._buffers: GrammarBuffers | None = None  # made with the first grammar
-
-    def forget_caches(self) -> None:
-        self._buffers = None
 
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started:
         """Start the recordings of a round; one that cannot be recorded is started step by step."""
@@ -77,8 +73,7 @@ class PlannedRounds(HostRounds):
         if self._num_rested == 1:
             self._drafter.rest()
         device_rounds = self._ahead.over_caches(schedule)
-        steps, is_level, num_newest = device_rounds.steps, [False] * len(rows), 2
-        limits = [0] * len(rows)
+        steps, is_level, limits, num_newest = device_rounds.steps, [False] * len(rows), [0] * len(rows), 2
         if steps is not None:
             of_rows = zip(rows, asked.num_draft_tokens, asked.uses_lookup, given, strict=True)
             limits = [0 if up or own else max(0, min(most, steps.max_len - len(row))) for row, most, up, own in of_rows]
@@ -97,10 +92,10 @@ class PlannedRounds(HostRounds):
         num_logprobs = tuple(row.params.logprobs for row in rows)
         grammars = None
         if planned.have_grammars:
-            if self._buffers is None:
+            if device_rounds.grammar_buffers is None:
                 sizes = self._num_slots, schedule.ceiling, self._model.vocab_size
-                self._buffers = GrammarBuffers(*sizes, self._model.device)
-            grammars = RoundGrammars(planned, num_logprobs, self._buffers)
+                device_rounds.grammar_buffers = GrammarBuffers(*sizes, self._model.device)
+            grammars = RoundGrammars(planned, num_logprobs, device_rounds.grammar_buffers)
         verdicts = device_rounds.start(inputs, table, num_visible, num_logprobs, grammars)
         drafter, is_forcing = None if is_resting else self._drafter, self._forces(planned)
         of_host = rows, plan, verdicts, schedule, drafter, asked, forced, is_forcing, 0.0
