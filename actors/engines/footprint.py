@@ -17,6 +17,7 @@ from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
 from decoding.fused.coded_linear import codes_run
+from decoding.fused.recordings import power_of_two
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
@@ -62,14 +63,14 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 def _recorded(settings: GeneratorSettings, model: str, length: int) -> tuple[int, int]:
     """Return the bytes of the recordings that are made before the first round, and of a slot's logits of a round.
 
-    There is room for twice the logits: it grows by doubling. A draft has those of one token of each row.
+    There is room for those of a draft rounded up, twice: with grammars they wait. A draft model has those of one token.
     """
     engine, text = settings.engine, load_config(model).get_text_config()
     num_lengths = 1 + engine.num_speculative_tokens
-    num_logits = 2 * (num_lengths if model == settings.models.target else 1) * text.vocab_size
+    width = 1 + power_of_two(engine.num_speculative_tokens) if model == settings.models.target else 1
     num_reaches = 1 + max(0, (length - 1).bit_length() - (_SHORTEST_REACH - 1).bit_length())
     num_kernels = num_lengths * num_reaches * text.num_hidden_layers * _KERNELS_A_LAYER
-    return num_kernels * _BYTES_A_KERNEL, num_logits * getattr(torch, settings.models.dtype).itemsize
+    return num_kernels * _BYTES_A_KERNEL, 2 * width * text.vocab_size * getattr(torch, settings.models.dtype).itemsize
 
 
 def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSettings:

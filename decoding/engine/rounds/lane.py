@@ -181,9 +181,8 @@ def recorded_rounds(
     """Return what starts recorded rounds of these, before the last one is read and behind that, if they can be."""
     if not kernels_run_on(target.device) or not can_be_recorded(target, drafter, rule):
         return None, None
-    # Triton is only where the kernels run.
     from decoding.engine.rounds.overlapped.planned_rounds import PlannedRounds
-    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead
+    from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead  # Triton is only where the kernels run
 
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)

@@ -105,7 +105,7 @@ def test_a_slot_has_room_for_twice_the_logits_of_a_round_of_the_target_and_of_on
     settings = settings_of(text_pair, num_speculative_tokens=3)
     vocabulary = load_config(text_pair[0]).vocab_size
     sizes = [footprint(settings, model).logits_per_slot for model in text_pair]
-    assert sizes == [2 * 4 * vocabulary * 4, 2 * 1 * vocabulary * 4]  # 3 drafted tokens and one more, of float32
+    assert sizes == [2 * 5 * vocabulary * 4, 2 * 1 * vocabulary * 4]  # 3 drafted tokens, for which 4 are, and one more
 
 
 def test_longer_texts_and_wider_drafts_get_fewer_slots(text_pair, monkeypatch):

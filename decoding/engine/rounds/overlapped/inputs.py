@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from decoding.engine.rounds.overlapped.grammars import MaskBuffers
 from decoding.fused.recordings import power_of_two
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
@@ -78,7 +77,6 @@ class InputBuffers:
         self.columns_BC[:, : len(Column)] = like.columns_BC[:1, : len(Column)]
         self.no_biases = torch.empty(0, dtype=torch.float32, device=like.columns_BC.device)
         self._table: PickTable | None = None  # that was copied last
-        self.masks: dict[int, MaskBuffers] = {}  # by the number of positions
 
     def take(self, inputs: RoundInputs, table: PickTable) -> None:
         """Copy what the host gives into these tensors: one copy, and another one where the table is a new one."""

@@ -13,10 +13,10 @@ from decoding.drafters.base import Drafter
 from decoding.drafters.hybrid import unless_looked_up
 from decoding.engine.rounds.host_rounds import HostRound, HostRounds
 from decoding.engine.rounds.overlapped.counts import SlotCounts
-from decoding.engine.rounds.overlapped.grammars import RoundGrammars
+from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, can_be_recorded, start_of
-from decoding.engine.rounds.overlapped.steps import DraftSteps
+from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps
 from decoding.engine.rounds.round import Decided, Running, Started
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import Schedule
@@ -41,7 +41,7 @@ class _PlannedRound(HostRound):
             if verdict.is_finite and self.steps is not None and self.is_level[slot]:
                 num_drafted = min(num_steps, 1) if self.given[slot] else num_steps
                 self.steps.note(slot, slot, sequence, verdict, num_drafted)
-                if slot in corrected:
+                if slot in corrected and isinstance(self.steps, HeadSteps):
                     self.steps.take_back(slot)
             if verdict.is_finite and self.counts is not None and slot not in corrected:
                 self.counts.note(slot, sequence, verdict.num_accepted + 1)
@@ -54,13 +54,15 @@ class PlannedRounds(HostRounds):
     def __init__(self, target: LanguageModel, drafter: Drafter, rule: Rule, num_slots: int, ahead: RoundsAhead) -> None:
         """Share the recordings of `ahead`, with the steps of the same draft."""
         super().__init__(target, drafter, rule, num_slots)
-        self._model, self._ahead = target, ahead
+        self._model, self._ahead, self._num_slots = target, ahead, num_slots
 
     def start(self, rows: Running, schedule: Schedule, before: Started | None) -> Started:
         """Start the recordings of a round; one that cannot be recorded is started step by step."""
         assert self._planned is not None, "`ask` comes first"
         planned, plan, asked, forced = self._planned
-        if not all(can_be_recorded(row.params) for row in rows):
+        # Only with a prediction: a head's ring has no room for it, and the buffers of logits and masks have none.
+        is_too_long = max(plan.lengths) > schedule.ceiling and (planned.have_grammars or self._drafter.tap is not None)
+        if is_too_long or not all(can_be_recorded(row.params) for row in rows):
             return super().start(rows, schedule, before)
         self._planned, is_resting = None, self._num_rested > 0
         given = [[] for _ in rows] if is_resting else self._drafter.without_model(asked)
@@ -71,8 +73,7 @@ class PlannedRounds(HostRounds):
         if self._num_rested == 1:
             self._drafter.rest()
         device_rounds = self._ahead.over_caches(schedule)
-        steps, is_level, num_newest = device_rounds.steps, [False] * len(rows), 2
-        limits = [0] * len(rows)
+        steps, is_level, limits, num_newest = device_rounds.steps, [False] * len(rows), [0] * len(rows), 2
         if steps is not None:
             of_rows = zip(rows, asked.num_draft_tokens, asked.uses_lookup, given, strict=True)
             limits = [0 if up or own else max(0, min(most, steps.max_len - len(row))) for row, most, up, own in of_rows]
@@ -89,7 +90,12 @@ class PlannedRounds(HostRounds):
         self._model.cache.hold(range(len(rows)), [len(row) - 1 for row in rows], [1 + n for n in inputs.lengths])
         num_visible = max(len(row) for row in rows) + inputs.num_drafted + 1
         num_logprobs = tuple(row.params.logprobs for row in rows)
-        grammars = RoundGrammars(planned, num_logprobs) if planned.have_grammars else None
+        grammars = None
+        if planned.have_grammars:
+            if device_rounds.grammar_buffers is None:
+                sizes = self._num_slots, schedule.ceiling, self._model.vocab_size
+                device_rounds.grammar_buffers = GrammarBuffers(*sizes, self._model.device)
+            grammars = RoundGrammars(planned, num_logprobs, device_rounds.grammar_buffers)
         verdicts = device_rounds.start(inputs, table, num_visible, num_logprobs, grammars)
         drafter, is_forcing = None if is_resting else self._drafter, self._forces(planned)
         of_host = rows, plan, verdicts, schedule, drafter, asked, forced, is_forcing, 0.0

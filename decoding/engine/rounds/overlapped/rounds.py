@@ -4,9 +4,8 @@ A round reads what the round before it left on the device: each row's length and
 not know the results of one round to start the next. The first recording is the draft, all steps with their picks; the
 second is the target's forward over the drafted tokens, its picks, the verdict and the state after it. A row that the
 device does not know as it is now (a new one, or one that the host has changed) is given with its state. The host may
-give a row a draft, too, in place of that of the steps.
-
-Where grammars have masks, the verdict is a recording of its own, and the host computes them while the target reads.
+give a row a draft, too, in place of that of the steps. Where grammars have masks, the verdict is a recording of its
+own, and the host computes them while the target reads.
 
 Only shapes decide what is recorded: rows and tokens are rounded up, and padding is of rows that are not active. They
 see position 0 and write to the spare position of their slot.
@@ -16,7 +15,6 @@ Shapes: S slots, B rows (row b is in slot b), K drafted tokens, J = K + 1 positi
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ from torch.nn.functional import pad
 
 from decoding.cache.features import Features
 from decoding.engine.rounds.overlapped.counts import SlotCounts
-from decoding.engine.rounds.overlapped.grammars import MaskBuffers, RoundGrammars
+from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
 from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, RowsNow, plan_of
 from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
@@ -79,7 +77,7 @@ class DeviceRounds:
         self._length_S = torch.ones(num_slots, dtype=torch.int64, device=device)
         self._tokens_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
         self._buffers: dict[tuple[int, int], InputBuffers] = {}  # by rows and stop ids
-        self._logits: dict[int, torch.Tensor] = {}  # that wait for masks, by the number of positions
+        self.grammar_buffers: GrammarBuffers | None = None  # made with the first grammar
 
     def start(
         self,
@@ -98,11 +96,10 @@ class DeviceRounds:
             assert cache is not None, "allocate() comes first"
             cache.send_table()
         logprobs = LineLogprobs(num_logprobs, rounded_width(inputs.num_drafted) + 1, self._target.vocab_size)
-        found_BC, logits_BJV = self._run(inputs, table, num_visible, logprobs, grammars)
-        columns_BC = found_BC[: len(inputs.limits)]
+        columns_BC = self._run(inputs, table, num_visible, logprobs, grammars)[: len(inputs.limits)]
         if not columns_BC.is_cuda:
             columns_BC = columns_BC.clone()  # the next round writes there
-        recheck = None if grammars is None or logits_BJV is None else partial(grammars.check, logits_BJV)
+        recheck = None if grammars is None else grammars.check
         return SentVerdicts(columns_BC, logprobs if logprobs.num_top else None, recheck)
 
     def prepare(self, table: PickTable, most_drafted: int) -> None:
@@ -125,8 +122,8 @@ class DeviceRounds:
         num_visible: int,
         logprobs: LineLogprobs,
         grammars: RoundGrammars | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the draft and the target's part of a round; return what `_judge` does, and the logits with `grammars`."""
+    ) -> torch.Tensor:
+        """Run the draft and the target's part of a round; return what `_judge` does."""
         num_rows, num_steps = min(rounded(len(inputs.limits)), self._num_slots), max(inputs.limits)
         of_inputs = (num_rows, power_of_two(table.num_stop_ids) if table.num_stop_ids else 0)
         if of_inputs not in self._buffers:
@@ -149,27 +146,19 @@ class DeviceRounds:
         # Its key begins with that of the draft, whose output it reads.
         work, key = _Work(buffers, sizes, drafted, logprobs), (*of_inputs, *sizes)
         if grammars is None:
-            return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work)), None
+            return self._recorded((*key, *logprobs.num_top), lambda: self._judge(work))
         sent = OnItsWay(drafted) if num_steps and grammars.rows.masked_first else None
-        logits_BJV = self._recorded((*key, _SCORED), lambda: self._kept(self._score(work, self._known(work))))
+        here, score_key = grammars.buffers, (*key, _SCORED)
+        logits_BJV = self._recorded(score_key, lambda: here.keep(self._score(work, self._known(work))))
+        grammars.logits_BJV = logits_BJV
         tokens = inputs.given or [()] * len(inputs.limits)
         if sent is not None:
             limited = zip(tokens, sent.result().tolist(), inputs.limits, strict=False)
             tokens = [own or found[: min(limit, found[num_steps])] for own, found, limit in limited]
-        num_positions, num_words = logits_BJV.shape[1], -(-self._target.vocab_size // 32)
-        if num_positions not in buffers.masks:
-            buffers.masks[num_positions] = MaskBuffers((num_rows, num_positions, num_words), drafted.device)
-        masks = buffers.masks[num_positions]
-        masks.take(grammars.masks(tokens, num_positions))
-        judge_key = (*key, _SCORED, _MASKED, *logprobs.num_top)
-        return self._recorded(judge_key, lambda: self._judge(work, logits_BJV, masks.of_rows())), logits_BJV
-
-    def _kept(self, logits_BJV: torch.Tensor) -> torch.Tensor:
-        """Copy logits to where all recordings with as many positions keep theirs: else each would hold its own."""
-        num_rows, *shape = logits_BJV.shape
-        if shape[0] not in self._logits:
-            self._logits[shape[0]] = logits_BJV.new_empty(self._num_slots, *shape)
-        return self._logits[shape[0]][:num_rows].copy_(logits_BJV)
+        sizes_BJ = logits_BJV.shape[:2]
+        here.take(grammars.masks(tokens, sizes_BJ[1]), num_rows)
+        judge_key = (*score_key, _MASKED, *logprobs.num_top)
+        return self._recorded(judge_key, lambda: self._judge(work, logits_BJV, here.masks(*sizes_BJ)))
 
     def _recorded(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self._recordings.inputs(key, lambda: None)

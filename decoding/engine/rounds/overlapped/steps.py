@@ -84,9 +84,6 @@ class DraftSteps(ABC):
         row whose draft the host gave counts as one that drafted a token: of its draft the steps have read nothing.
         """
 
-    def take_back(self, slot: int) -> None:  # noqa: B027 - the host may have all that it needs
-        """Take to the host what a round has left of a row that has got another last token, behind `note`."""
-
 
 class ModelSteps(DraftSteps):
     """Steps of a draft model."""
@@ -138,8 +135,7 @@ class ModelSteps(DraftSteps):
         behind = [slot for slot, limit in enumerate(limits) if limit and lacking[slot] > NUM_NEWEST[-1]]
         if behind:
             self._drafter.catch_up([(slot, rows[slot]) for slot in behind])
-        for slot in behind:
-            lacking[slot] = 1
+            lacking = [1 if slot in behind else number for slot, number in enumerate(lacking)]
         most = max((number for number, limit in zip(lacking, limits, strict=True) if limit), default=1)
         num_newest = next(number for number in NUM_NEWEST if number >= most)
         return [number <= num_newest for number in lacking], num_newest
@@ -242,6 +238,7 @@ class HeadSteps(DraftSteps):
         return levels
 
     def take_back(self, slot: int) -> None:
+        """Take to the host what a round has left of a row that has got another last token, behind `note`."""
         self._drafter.take_left(slot)
 
     def note(self, slot: int, place: int, row: Sequence, verdict: RowVerdict, num_drafted: int) -> None:

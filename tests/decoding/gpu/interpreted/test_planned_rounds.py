@@ -17,6 +17,8 @@ from decoding.engine.rounds.overlapped.steps import ModelSteps, RowsNow
 from decoding.fused.recordings import CudaRecorder
 from decoding.grammar.matcher import Matcher
 from decoding.grammar.structured import Structured
+from decoding.pace.adaptive_schedule import AdaptiveSchedule
+from decoding.pace.cost_table import CostTable
 from tests.decoding.gpu.interpreted.test_whole_rounds import (
     LENGTH,
     PLAIN,
@@ -169,3 +171,16 @@ def test_a_draft_model_reads_what_it_lacks_of_a_row_in_its_first_step():
         found.append(steps.first(rows, LENGTH)[0])
         assert (is_level, newest_BW.shape[1] >= len(row) - num_known) == (True, True)
     assert all(torch.equal(logits_B1V, found[0]) for logits_B1V in found)
+
+
+@pytest.mark.parametrize("fields", [{}, GRAMMARS[0]], ids=["plain", "grammar"])
+def test_a_prediction_that_is_longer_than_other_drafts_is_judged_at_once_with_a_grammar_or_without(fields):
+    """With a grammar there is no room for its logits where others wait for masks."""
+    expected, found = (Sequence.create(PROMPTS[0], SamplingParams(**{**PLAIN, **fields}), row=0) for _ in range(2))
+    list(of_host(engine_of("none", 1, 0, grammars(), seed=1)).stream([expected]))
+    found.prediction = tuple(expected.output_token_ids)
+    engine = engine_of("suffix", 1, 1, grammars(), seed=1)
+    engine.lanes[0].schedule = AdaptiveSchedule(CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05),)), 1)
+    list(engine.stream([found]))
+    assert found.output_token_ids == expected.output_token_ids
+    assert len(found.output_token_ids) > 3 * found.num_rounds
