@@ -173,14 +173,15 @@ def test_a_draft_model_reads_what_it_lacks_of_a_row_in_its_first_step():
     assert all(torch.equal(logits_B1V, found[0]) for logits_B1V in found)
 
 
-@pytest.mark.parametrize("fields", [{}, GRAMMARS[0]], ids=["plain", "grammar"])
+@pytest.mark.parametrize("fields", [pytest.param({}, marks=pytest.mark.slow), {**GRAMMARS[2], "ignore_eos": False}])
 def test_a_prediction_that_is_longer_than_other_drafts_is_judged_at_once_with_a_grammar_or_without(fields):
     """With a grammar there is no room for its logits where others wait for masks."""
-    expected, found = (Sequence.create(PROMPTS[0], SamplingParams(**{**PLAIN, **fields}), row=0) for _ in range(2))
+    params = SamplingParams(**{**PLAIN, "max_tokens": 6, **fields})
+    expected, found = (Sequence.create(PROMPTS[2], params, row=0) for _ in range(2))
     list(of_host(engine_of("none", 1, 0, grammars(), seed=1)).stream([expected]))
     found.prediction = tuple(expected.output_token_ids)
     engine = engine_of("suffix", 1, 1, grammars(), seed=1)
     engine.lanes[0].schedule = AdaptiveSchedule(CostTable(target=((1, 1.0), (1000, 1.0)), draft=((1, 0.05),)), 1)
     list(engine.stream([found]))
     assert found.output_token_ids == expected.output_token_ids
-    assert len(found.output_token_ids) > 3 * found.num_rounds
+    assert len(found.output_token_ids) >= 3 * found.num_rounds
