@@ -313,7 +313,7 @@ PLANTS = {
     "recordings of an earlier cache are replayed": (
         a_cache_may_be_replaced,
         [
-            (GRAPHS + "ForwardGraphs.run", "self.recordings.forget()", "pass"),
+            (GRAPHS + "ForwardGraphs.run", "self.forget()", "pass"),
             ("decoding.network.language_model:LanguageModel.allocate", "self.graphs.forget()", "pass"),
         ],
     ),
