@@ -231,7 +231,7 @@ def test_an_error_of_the_step_itself_is_not_a_loss(pair, model):
 @pytest.mark.slow
 def test_the_text_is_the_same_where_transformers_own_code_runs_and_a_stage_dies(pair, model, sampled):
     """The last test of these stages: they stay so. Rounding then depends on the batch, and close calls are settled."""
-    model.pipeline.group.tell_all("call", "slow_down")
+    model.pipeline.group.tell_all("call", "slow_down", "a test asks for it")
     model.facts_of_stages = model.pipeline.facts()
     assert not model.is_batch_invariant
     assert texts(make_engine(pair, model), make_sequences(SAMPLED), {8: partial(kill, model, 0)}) == sampled
