@@ -15,7 +15,7 @@ from decoding.engine.rounds.host_rounds import HostRound, HostRounds
 from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
-from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, can_be_recorded, start_of
+from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, recordings_can_pick, start_of
 from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps
 from decoding.engine.rounds.round import Decided, Running, Started
 from decoding.network.language_model import LanguageModel
@@ -62,7 +62,7 @@ class PlannedRounds(HostRounds):
         planned, plan, asked, forced = self._planned
         # Only with a prediction: a head's ring has no room for it, and the buffers of logits and masks have none.
         is_too_long = max(plan.lengths) > schedule.ceiling and (planned.have_grammars or self._drafter.tap is not None)
-        if is_too_long or not all(can_be_recorded(row.params) for row in rows):
+        if is_too_long or not all(recordings_can_pick(row.params) for row in rows):
             return super().start(rows, schedule, before)
         self._planned, is_resting = None, self._num_rested > 0
         given = [[] for _ in rows] if is_resting else self._drafter.without_model(asked)

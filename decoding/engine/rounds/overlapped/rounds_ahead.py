@@ -104,7 +104,7 @@ class RoundsAhead(Starter):
         if rows is not self._running:
             self._running, self._table = rows, None
             self._can_be_recorded = all(
-                can_be_recorded(sequence.params) and sequence.params.structured is None for sequence in rows
+                recordings_can_pick(sequence.params) and sequence.params.structured is None for sequence in rows
             )
         return self._can_be_recorded and self.depth > 0
 
@@ -208,7 +208,7 @@ def _plan_of(limits: Seq[int]) -> DraftPlan:
     return DraftPlan(tuple(limits), (False,) * len(limits))
 
 
-def can_be_recorded(params: SamplingParams) -> bool:
+def recordings_can_pick(params: SamplingParams) -> bool:
     """Tell whether a recording can pick tokens with these parameters."""
     return not params.logit_bias and not params.forbids_tokens
 
