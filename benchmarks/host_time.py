@@ -92,8 +92,8 @@ class _MadeUp(Recordings[None]):
 
     def run(self, key: Key, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_replays += 1
-        num_rows, _, _, num_drafted, _, *num_padded = key
-        if not num_padded:
+        num_rows, _, _, num_drafted, _, _, *of_verdicts = key
+        if not of_verdicts:
             self.num_drafts += 1
             return _made_up(num_rows, num_drafted)
         return _verdicts(num_rows, num_drafted)
