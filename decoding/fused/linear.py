@@ -8,8 +8,9 @@ Shapes: N lines, I inputs, O outputs, V lines of an embedding.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -83,13 +84,10 @@ class KernelLinear(torch.nn.Module):
 
     def lines(self, index_N: torch.Tensor) -> torch.Tensor:
         """Return these lines of the weight, [N, I]."""
-        arguments = *2 * [ctypes.c_void_p], *2 * [ctypes.c_int64], ctypes.c_void_p
-        read = function("dray_read_lines", ctypes.c_bool, *arguments)
-        assert read is not None, "there are such layers only where there are kernels"
         index_N = index_N.to(torch.int64).contiguous()
-        lines_NI = torch.empty(len(index_N), self.in_features, dtype=self.dtype)
-        of_index = index_N.data_ptr(), len(index_N), lines_NI.element_size()
-        are_there = read(ctypes.addressof(self._linear), *of_index, lines_NI.data_ptr())
+        lines_NI = torch.empty(index_N.numel(), self.in_features, dtype=self.dtype)
+        of_index = index_N.data_ptr(), index_N.numel(), lines_NI.element_size()
+        are_there = _line_reader()(ctypes.addressof(self._linear), *of_index, lines_NI.data_ptr())
         assert are_there, "no such line"
         return lines_NI
 
@@ -212,6 +210,14 @@ def embedded(ids: torch.Tensor, source: KernelLinear | torch.Tensor) -> torch.Te
     if isinstance(source, KernelLinear):
         return source.lines(ids.flatten()).view(*ids.shape, source.in_features)
     return torch.nn.functional.embedding(ids, source)
+
+
+@cache
+def _line_reader() -> Callable[..., bool]:
+    arguments = *2 * [ctypes.c_void_p], *2 * [ctypes.c_int64], ctypes.c_void_p
+    read = function("dray_read_lines", ctypes.c_bool, *arguments)
+    assert read is not None, "there are such layers only where there are kernels"
+    return read
 
 
 def kernel_function(weight_OI: torch.Tensor) -> kernels.LinearFunction | None:
