@@ -3,6 +3,7 @@
 import logging
 from bisect import bisect_right
 from dataclasses import replace
+from math import ceil
 
 import psutil
 import torch
@@ -17,7 +18,7 @@ from decoding.checkpoint.supported import load_config, max_positions
 from decoding.choices import NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
 from decoding.fused.coded_linear import codes_run
-from decoding.fused.recordings import power_of_two
+from decoding.fused.recordings import LAYER_KERNELS, power_of_two
 from decoding.heads.assistant_folder import fitting_assistant
 from decoding.heads.fit import fitting_config, head_numbers
 from decoding.heads.format.folder import is_assistant, is_head
@@ -27,7 +28,6 @@ _log = logging.getLogger(__name__)
 # Of a recorded kernel, in the device's memory. It was not measured: graphs of some hundred kernels are said to
 # take 3 to 8 MB.
 _BYTES_A_KERNEL = 16 << 10
-_KERNELS_A_LAYER = 13
 _SHORTEST_REACH = 1024  # positions: rounds are recorded for this many, and for each power of two above
 
 
@@ -43,9 +43,10 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
         num_weights, per_token = own_head(models.target).numbers(is_apart=is_apart)
     elif model == models.target or not is_head(model):
         found = footprint_of(load_config(model), models.dtype, *sizes, engine.num_speculative_tokens)
-        if models.device == "cuda" and not is_apart and not why_not_fused(model, "cuda"):
+        if models.device == "cuda" and not why_not_fused(model, "cuda"):
             recorded, logits = _recorded(settings, model, length)
-            found = replace(found, recorded=recorded, logits_per_slot=logits, has_pages=True)
+            has_pages = not (is_apart and model == models.target)  # stages have whole slots
+            found = replace(found, recorded=recorded, logits_per_slot=logits, has_pages=has_pages)
             if model == models.target or not (models.draft_vocabulary == "map" or settings.has_draft_actors):
                 found = replace(found, tokens_per_slot=engine.tokens_per_slot)
         if not _codes_run(settings, model):
@@ -63,14 +64,16 @@ def footprint(settings: GeneratorSettings, model: str) -> Footprint:
 def _recorded(settings: GeneratorSettings, model: str, length: int) -> tuple[int, int]:
     """Return the bytes of the recordings that are made before the first round, and of a slot's logits of a round.
 
-    There is room for those of a draft rounded up, twice: with grammars they wait. A draft model has those of one token.
+    There is room for those of a draft rounded up, twice: with grammars they wait, beside masks with a bit a token. A
+    draft model has those of one token.
     """
     engine, text = settings.engine, load_config(model).get_text_config()
     num_lengths = 1 + engine.num_speculative_tokens
     width = 1 + power_of_two(engine.num_speculative_tokens) if model == settings.models.target else 1
+    bytes_a_token = 2 * getattr(torch, settings.models.dtype).itemsize + 1 / 8
     num_reaches = 1 + max(0, (length - 1).bit_length() - (_SHORTEST_REACH - 1).bit_length())
-    num_kernels = num_lengths * num_reaches * text.num_hidden_layers * _KERNELS_A_LAYER
-    return num_kernels * _BYTES_A_KERNEL, 2 * width * text.vocab_size * getattr(torch, settings.models.dtype).itemsize
+    num_kernels = num_lengths * num_reaches * text.num_hidden_layers * LAYER_KERNELS
+    return num_kernels * _BYTES_A_KERNEL, ceil(width * text.vocab_size * bytes_a_token)
 
 
 def with_slots(settings: GeneratorSettings, num_engines: int = 1) -> GeneratorSettings:

@@ -5,7 +5,7 @@ from transformers import PretrainedConfig
 from actors.settings import GeneratorSettings
 from decoding.checkpoint.fp8_format import dtype_beside_fp8, fp8_format
 from decoding.checkpoint.layer_subset import check_can_be_cut, cut, num_layers
-from decoding.checkpoint.rank import check_can_be_sharded, check_device
+from decoding.checkpoint.rank import check_can_be_sharded, check_device, check_exact_ranks
 from decoding.checkpoint.supported import check_same_vocabulary, load_config, max_positions
 from decoding.choices import NEED_A_MODEL, OWN_HEAD
 from decoding.engine.options import settle_max_model_len
@@ -32,6 +32,8 @@ def check_models(settings: GeneratorSettings) -> None:
         check_can_be_sharded(target_config, models.target, settings.stages.tensor_parallel)
         if models.device == "cpu":  # this process cannot see the GPUs of other nodes
             check_device(models.device, settings.stages.tensor_parallel)
+        if why := why_not_fused(models.target, models.device):
+            check_exact_ranks(models.target, settings.stages.tensor_parallel, models.dtype, engine.exact, why)
     if models.draft is None and not models.candidates:
         engine.pick_drafter(None)  # refuses a drafter that needs a model
     elif models.draft == OWN_HEAD:

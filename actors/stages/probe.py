@@ -14,6 +14,7 @@ import torch
 from actors.stages.pipeline import StagesGoneError
 from actors.stages.target import ShardedModel
 from decoding.checkpoint.fp8_format import fp8_format
+from decoding.checkpoint.rank import check_exact_ranks
 from decoding.checkpoint.supported import in_one_line, load_config, model_folder
 from decoding.choices import Exact
 from decoding.device import is_out_of_memory
@@ -82,15 +83,10 @@ def check_chain(model: ShardedModel, name: str, exact: Exact = "off") -> float:
 
 
 def _refuse_inexact_ranks(model: ShardedModel, name: str, exact: Exact) -> None:
-    """Raise ValueError for ranks in 16 bits whose sums follow the batch, unless `engine.exact` gives that up."""
-    num_ranks, dtype = model.facts()["ranks"], str(model.dtype).removeprefix("torch.")
-    if num_ranks > 1 and model.dtype is not torch.float32 and exact != "off" and not model.is_batch_invariant:
+    num_ranks = model.facts()["ranks"]
+    if num_ranks > 1 and not model.is_batch_invariant:
         why = model.fallback or "no fused layers of ours run all of it there"
-        raise ValueError(
-            f"{name!r} is shared out over {num_ranks} processes (stages.tensor_parallel) in {dtype}, where its text "
-            f"would depend on the batch ({why}); use models.dtype float32, or stages.count and stages.tensor_parallel "
-            "1, or set engine.exact to 'off' to accept that"
-        )
+        check_exact_ranks(name, num_ranks, str(model.dtype).removeprefix("torch."), exact, why)
 
 
 def _when_fused(measure: Callable[[], float]) -> tuple[float, str]:

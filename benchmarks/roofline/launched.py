@@ -33,12 +33,11 @@ from benchmarks.roofline.gpus import Gpu
 from benchmarks.roofline.ideal import BANDWIDTH_SHARE, COMPUTE_SHARE, forward_seconds
 from benchmarks.roofline.model_size import NUM_FEATURES, Forward, ModelSize
 from benchmarks.roofline.multiprocessor import MULTIPROCESSORS
+from decoding.fused.recordings import LAYER_KERNELS
 
 CACHE_BANDWIDTH = 7e12
 KEYS_SHARE = 0.7
 KERNEL_SECONDS = 3e-6
-# Four products, what adds their parts (two norms, the heads' rotation), and attention, if a program has all of a row.
-LAYER_KERNELS = 8
 OTHER_KERNELS = 3  # behind the last layer: the parts that no norm adds, the last norm, and the head
 PEER_SHARE, PEER_SECONDS = 0.85, 0.65e-3
 # Of a round with a head, beside the target's: the first step with its picks and what it reads of its ring, each later

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.model_files import is_packed
+from decoding.choices import Exact
 from decoding.device import Device, pick_device
 
 # Model types for which tests/decoding/checkpoint/test_rank.py shows that sharded layers compute what whole layers
@@ -92,3 +93,16 @@ def check_can_be_sharded(config: PretrainedConfig, name: str, num_ranks: int) ->
                 f"{name!r} cannot be shared out over {num_ranks} processes (stages.tensor_parallel): {field} is "
                 f"{num_heads}, which is no multiple of it"
             )
+
+
+def check_exact_ranks(name: str, num_ranks: int, dtype: str, exact: Exact, why: str) -> None:
+    """Raise ValueError for ranks in 16 bits whose sums follow the batch, unless `engine.exact` gives that up.
+
+    `why` says why they do.
+    """
+    if num_ranks > 1 and dtype not in ("auto", "float32") and exact != "off":
+        raise ValueError(
+            f"{name!r} is shared out over {num_ranks} processes (stages.tensor_parallel) in {dtype}, where its text "
+            f"would depend on the batch ({why}); use models.dtype float32, or stages.count and stages.tensor_parallel "
+            "1, or set engine.exact to 'off' to accept that"
+        )

@@ -1,15 +1,17 @@
 """A model that was to run fused, or recorded, and does not, is said wherever an engine is described; and refused."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from transformers import GPT2Config
+from transformers import GPT2Config, GPTNeoXConfig
 
 from actors.engines.dray import footer_facts, load_facts
 from actors.engines.footprint import footprint
 from actors.engines.model_check import check_models, why_not_fused
 from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from decoding import Engine, EngineOptions
+from decoding.fused.recordings import LAYER_KERNELS
 from decoding.network import probe
 from jobs.driver.summary import fallbacks, print_fallbacks
 from pipeline.run.check import CheckReport
@@ -89,12 +91,30 @@ def test_a_family_that_does_not_run_fused_is_no_fallback_but_is_refused_if_requi
         EngineOptions(fused="on")
 
 
+@pytest.mark.parametrize(("dtype", "exact", "is_refused"), [("bfloat16", "auto", True), ("bfloat16", "off", False)])
+def test_ranks_in_16_bits_that_will_not_run_fused_are_refused_before_anything_is_loaded(
+    tmp_path, dtype, exact, is_refused
+):
+    model = save(build(GPTNeoXConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2), seed=1), tmp_path)
+    models, engine = ModelSettings(target=model, device="cpu", dtype=dtype), EngineSettings(exact=exact)
+    settings = GeneratorSettings(models=models, engine=engine)
+    settings = replace(settings, stages=replace(settings.stages, tensor_parallel=2))
+    message = r"over 2 processes .* would depend on the batch \(gpt_neox is no family that runs fused on cpu"
+    with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
+        check_models(settings)
+
+
 def test_the_plan_of_a_gpu_counts_recordings_and_logits(target, gpt2):
     models = ModelSettings(target=target, device="cuda", dtype="bfloat16")
     settings = GeneratorSettings(models=models, engine=EngineSettings(num_slots=16))
     found = footprint(settings, target)
-    logits, kernels = 2 * 16 * 9 * 48 * 2, 9 * 2 * 13  # of 9 positions, in bfloat16; of 9 lengths, 2 layers
+    logits = 16 * 9 * (2 * 48 * 2 + 48 // 8)  # of 9 positions, in bfloat16, with a mask
+    kernels = 9 * 2 * LAYER_KERNELS  # of 9 lengths, 2 layers
     assert (found.recorded, 16 * found.logits_per_slot) == (kernels * (16 << 10), logits)
+    stages = footprint(replace(settings, stages=replace(settings.stages, count=2)), target)
+    assert (stages.recorded, stages.logits_per_slot) == (found.recorded, found.logits_per_slot)
+    assert found.has_pages
+    assert not stages.has_pages
     assert found.total == found.weights + found.cache + found.recorded + 16 * found.logits_per_slot
     assert "recordings 0.00" in str(found)
     assert footprint(replace(settings, models=replace(models, device="cpu")), target).recorded == 0

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.roofline.launched import LAYER_KERNELS, OTHER_KERNELS
+from benchmarks.roofline.launched import OTHER_KERNELS
 from decoding.fused.packed_linear import InvariantLinear
+from decoding.fused.recordings import LAYER_KERNELS
 from decoding.gpu import attention, linear
 from decoding.gpu.kernels import attention as attention_kernels
 from decoding.gpu.kernels import linear as linear_kernels
