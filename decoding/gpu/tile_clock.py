@@ -7,13 +7,14 @@ that come after, by the GPU's kind, the compiler and the version of the kernels.
 Shapes: N lines, I inputs, O outputs.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -58,9 +59,9 @@ def gpu_clock(run: Callable[[], object]) -> float:
 def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_clock) -> None:
     """Give each layer the fastest tiles for its products, from a file in `folder` or by the clock.
 
-    A layer's `tiles` are replaced. Raises an error of the device that says that it failed.
+    A layer's `tiles` are replaced. Raises an error of the device that says that it failed. One process at a time
+    measures on a GPU: kernels of another one would take a part of it.
     """
-    began = time.monotonic()
     by_weight: dict[Weight, list[Factors]] = {}
     for layer, gate in products:
         num_outputs, num_inputs = layer.weight.shape
@@ -70,6 +71,30 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
     if not by_weight:
         return
     device = next(iter(by_weight.values()))[0][0].weight.device
+    with _alone_on(device, folder):
+        _choose(by_weight, device, folder, clock)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the plan of slots counts what is free
+
+
+@contextmanager
+def _alone_on(device: torch.device, folder: Path) -> Iterator[None]:
+    """Wait until no other process has this GPU's lock, and hold it; go on without it where no file can be locked."""
+    gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else device.type
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / f"tiles-{gpu}.lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.info("another process measures tiles on this GPU; this one begins when it has ended")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _choose(by_weight: Mapping[Weight, list[Factors]], device: torch.device, folder: Path, clock: Clock) -> None:
+    began = time.monotonic()
     card = _card(device)
     file = folder / f"tiles-{hashlib.sha256(json.dumps(card).encode()).hexdigest()[:16]}.json"
     kept, measured, num_found, num_left = _kept(file, card), dict[str, Any](), 0, 0
@@ -89,8 +114,6 @@ def choose_tiles(products: Iterable[Factors], folder: Path, clock: Clock = gpu_c
                     layer.tiles = {**layer.tiles, (weight.num_weights, num_lines): tile}
     if measured:
         _keep(file, card, measured)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the plan of slots counts what is free
     _log.info(
         "tiles of products: %d measured, %d from %s, %d left, in %.0f s of at most %.0f at a load",
         len(measured), num_found, file, num_left, time.monotonic() - began, MOST_SECONDS,

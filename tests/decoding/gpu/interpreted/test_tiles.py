@@ -1,5 +1,6 @@
 """Tiles of products: all that the clock may choose give the same bits, and what was chosen is kept for later loads."""
 
+import fcntl
 import json
 from dataclasses import replace
 from itertools import count
@@ -121,6 +122,22 @@ def test_a_model_computes_the_same_logits_whichever_tiles_win(tmp_path):
 
 
 @pytest.mark.usefixtures("few_lines")
+def test_no_other_process_measures_on_the_same_gpu_meanwhile(tmp_path):
+    locked = []
+
+    def clock(_: object) -> float:
+        with (tmp_path / "tiles-cpu.lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked.append(True)
+        return 1.0
+
+    chosen(tmp_path, clock)
+    assert locked
+    with (tmp_path / "tiles-cpu.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it was given back
+
+
+@pytest.mark.usefixtures("few_lines")
 def test_what_was_chosen_is_kept_and_not_measured_again(tmp_path, caplog):
     caplog.set_level("INFO")
     first, again = Clock(4), Clock(1)
@@ -182,7 +199,7 @@ def test_a_device_that_fails_while_tiles_are_measured_is_no_tile_that_is_left_ou
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         choose_tiles([(layer, None) for layer in layers(WITHOUT)], tmp_path, clock)
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.usefixtures("few_lines")
