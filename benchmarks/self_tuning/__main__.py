@@ -59,6 +59,7 @@ class Engines:
 
         own = load_in_turn(turns, self._options, load)
         self.parts: dict[str, Parts] = {each.name: each for each in own.in_turn}
+        target = own.target  # the same weights in the same place: how fast a round is depends on that
         self.parts[TUNED] = load_in_turn([turn for turn in turns if turn[0] != "none"], self._options, load)
 
     def make(self, name: str) -> Engine:

@@ -88,12 +88,15 @@ class Trials:
         return self.way != self.settled
 
     @property
-    def kept(self) -> frozenset[int]:
-        """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
+    def awake(self) -> frozenset[int]:
+        """The drafters that hear of everything: that of now, and the settled one if it drafts again behind a trial.
+
+        There is none as long as no drafter pays.
+        """
         if self.way == self.settled and not self.keeps_features and self.prepared is None:  # as in most rounds
-            return frozenset()
+            return frozenset() if self.is_resting else frozenset([self.way])
         stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
-        more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
+        more = [self.drafter] + [self.settled] * stays + [self.prepared] * (self.prepared is not None)
         return frozenset(way for way in more if way not in (None, REST))
 
     def forget_rounds(self) -> None:
