@@ -58,7 +58,7 @@ WORKLOADS = (
 
 
 def read_prompts() -> list[list[int]]:
-    """Return the prompts of the demo and thousands of the same kinds, no two alike, in an order that mixes the kinds."""
+    """Return the prompts of the demo and thousands of its kinds, no two alike, in an order that mixes the kinds."""
     tokenizer, asked = AutoTokenizer.from_pretrained(PAIR / "target"), dict[str, str]()
     more = [row for number in range(_NUM_MORE) for row in prompt_rows(f"more {number}")]
     for row in [*map(json.loads, PROMPTS.read_text().splitlines()), *more]:
