@@ -114,7 +114,7 @@ def test_the_first_trial_waits_until_acceptance_is_known_and_less_long_if_drafts
     assert trials.is_resting
 
 
-@pytest.mark.parametrize(("num_rows", "num_rounds"), [(1, 24), (4, 12), (16, 12)])
+@pytest.mark.parametrize(("num_rows", "num_rounds"), [(1, 40), (4, 12), (16, 12)])
 def test_a_trial_counts_more_rounds_where_there_are_fewer_rows(num_rows, num_rounds):
     trials, rested = Trials(), 0
     for _ in range(200):
