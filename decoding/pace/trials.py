@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
-from math import inf, sqrt
+from math import inf
 
 from decoding.pace.compared import Evidence, Round, Tally, UsualSpeed, num_tokens_of, speed_of
 
@@ -29,8 +29,7 @@ _FIRST = 16  # rounds before the first trial, at least
 # And rounds of a row, so that acceptance is known; fewer if drafts look slow.
 _FIRST_ROW_ROUNDS, _FEWER_ROW_ROUNDS = 128, 32
 _LENGTH = 12  # rounds of a trial that count, at least
-# And rounds of a row, more where it is not clear: how many tokens a row accepts differs much from round to round.
-_ROW_ROUNDS, _MOST_ROW_ROUNDS = 24, 96
+_ROW_ROUNDS = 24  # and rounds of a row: how many tokens a row accepts differs much from round to round
 _SLOW_LENGTH = 4  # and fewer, but these, where the way that is tried is clearly slower
 _SLOW, _FAST = 0.75, 1.33  # times the settled way's speed: less is clearly slower, more is clearly faster
 _SURE = 1.1  # times the settled way's speed: what is faster by less is tried once more before it goes on
@@ -38,8 +37,7 @@ _SETTLED = 2  # times the rounds of a trial: as many of the settled way before i
 _SKIPPED = 2  # rounds after a change: a drafter reads what it missed, once
 _INTERVAL, _LONG_INTERVAL = 96, 384  # rounds between trials after a change, and after one to a clearly faster way
 _LONGEST = 4096  # and at most, where nothing changes and little is lost
-# Of the time until the next trial, lost in a trial of the slower way; shared by all drafters that are slower than this.
-_MAX_LOSS, _NEAR = 1 / 128, 0.85
+_MAX_LOSS = 1 / 128  # of the time until the next trial, lost in a trial of the slower way
 _LATEST = 65536  # rounds until the next trial, however much the last one lost: the machine may have stood still
 _GAIN = 1.05  # times the speed of rest: a drafter that wakes must be this much faster, as other work blurs every time
 _LEAST_GAIN = 1.02  # and one that goes on this much: rounds do not show all that it costs, such as features of prompts
@@ -91,7 +89,10 @@ class Trials:
 
     @property
     def awake(self) -> frozenset[int]:
-        """The drafters that hear of everything: that of now, if any, and the settled one if it soon drafts again."""
+        """The drafters that hear of everything: that of now, and the settled one if it drafts again behind a trial.
+
+        There is none as long as no drafter pays.
+        """
         if self.way == self.settled and not self.keeps_features and self.prepared is None:  # as in most rounds
             return frozenset() if self.way == REST else frozenset([self.way])
         stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
@@ -162,7 +163,9 @@ class Trials:
             self._tried.append(done)
             if len(self._tried) <= _SKIPPED:
                 self._num_row_rounds = 0
-            elif self._is_long_enough():
+            elif self._num_row_rounds >= _ROW_ROUNDS and (
+                len(self._tried) >= _SKIPPED + _LENGTH or self._is_clearly_slower()
+            ):
                 self._go_on()
         elif self._behind is not None:
             self._behind.append(done)
@@ -230,14 +233,9 @@ class Trials:
         before = list(islice(reversed(self._lately), _SETTLED * len(counted)))
         return counted, before + (self._behind or [])[_SKIPPED:]
 
-    def _is_long_enough(self) -> bool:
-        (counted, settled), num_row_rounds = self._compared, self._num_row_rounds
-        if num_row_rounds < _ROW_ROUNDS or len(counted) < _SLOW_LENGTH:
-            return False
-        ratio, doubt = speed_of(counted) / speed_of(settled), sqrt(_ROW_ROUNDS / num_row_rounds)  # as of a mean
-        if len(counted) < _LENGTH:
-            return ratio < _SLOW
-        return num_row_rounds >= _MOST_ROW_ROUNDS or not _SLOW**doubt < ratio < _FAST**doubt
+    def _is_clearly_slower(self) -> bool:
+        counted, settled = self._compared
+        return len(counted) >= _SLOW_LENGTH and speed_of(counted) < _SLOW * speed_of(settled)
 
     def _go_on(self) -> None:
         """End a trial, or the first part of it."""
@@ -290,7 +288,7 @@ class Trials:
             self._rest_speed = speed_of(counted)
         num_lost = speed_of(settled) * sum(each.time for each in tried) - num_tokens_of(tried)
         num_rounds = num_lost * len(settled) / num_tokens_of(settled)
-        num_rounds *= (len(self.has_features) if ratio < _NEAR else 1) / _MAX_LOSS
+        num_rounds *= len(self.has_features) / _MAX_LOSS  # all drafters share what may be lost
         self._wait(way, max(self._longer_interval(way), min(int(num_rounds), _LATEST)))
 
     def _longer_interval(self, way: int) -> int:

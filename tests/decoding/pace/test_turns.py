@@ -41,12 +41,6 @@ def test_a_drafter_that_stops_paying_is_dropped_and_comes_back_when_it_pays_agai
     assert all(number > 900 for _, number in last)
 
 
-def test_what_is_nearly_as_fast_is_tried_again_sooner_than_what_is_slower():
-    trials = Trials((False,) * 12)
-    ways(lambda _: [1.0, 0.88, 0.82, *[0.5] * 10], trials, num_rounds=5000, noise=0.0)
-    assert trials.tallies[1].num_trials > 2 * trials.tallies[2].num_trials
-
-
 def test_features_of_a_head_go_on_before_its_trial_until_rows_can_draft_and_no_longer():
     trials, prepared = Trials((False, True)), 0
     for _ in range(3000):
