@@ -7,6 +7,7 @@ the same text. Each repeat begins with engines that have learned nothing. `times
 whole time of the engine that tunes itself over that of the best fixed setting, which is known in hindsight alone.
 """
 
+import gc
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -59,6 +60,7 @@ class Engines:
 
         own = load_in_turn(turns, self._options, load)
         self.parts: dict[str, Parts] = {each.name: each for each in own.in_turn}
+        target = own.target  # the same weights in the same place: how fast a round is depends on that
         self.parts[TUNED] = load_in_turn([turn for turn in turns if turn[0] != "none"], self._options, load)
 
     def make(self, name: str) -> Engine:
@@ -76,13 +78,14 @@ def main(arguments: Seq[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = parser_of("self_tuning", __doc__)
     flag = parser.add_argument
-    flag("--seconds", type=float, default=6.0, help="that the best setting takes to write all rows, about")
+    flag("--seconds", type=float, default=12.0, help="that the best setting takes to write all rows, about")
     flag("--repeats", type=int, default=3)
     flag("--only", type=int, nargs="*", help="numbers of workloads, from 1")
     flag("--clock", choices=("seconds", "cpu_seconds"), default="seconds", help="cpu_seconds on a busy machine")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     prompts, lines = read_prompts(), list[dict[str, Any]]()
+    gc.freeze()  # as processes with an engine do
     with TemporaryDirectory() as folder:
         bad_draft = make_bad_draft(Path(folder) / "bad draft")
         for number, workload in enumerate(WORKLOADS, 1):

@@ -15,6 +15,7 @@ from decoding.choices import DrafterName, Turn
 from examples.tiny_pair.prompts import prompt_rows
 
 _NEW_TOKENS = 200
+_NUM_MORE = 14  # times 300 prompts beside those of the demo
 _SPREAD = 0.6  # of the noise on the bad draft's weights, over their own
 
 
@@ -39,7 +40,7 @@ class Workload:
 
     def rows(self, prompts: Seq[list[int]], number: int) -> list[Sequence]:
         """Return this many rows."""
-        asked = prompts[:: len(prompts) // self.num_prompts] if self.num_prompts else prompts
+        asked = prompts[:: len(prompts) // self.num_prompts][: self.num_prompts] if self.num_prompts else prompts
         params = SamplingParams(temperature=self.temperature, max_tokens=_NEW_TOKENS)
         return [Sequence.create(asked[row % len(asked)], params, row=row) for row in range(number)]
 
@@ -57,10 +58,12 @@ WORKLOADS = (
 
 
 def read_prompts() -> list[list[int]]:
-    """Return the prompts of the demo, and as many more of the same kinds, in an order that mixes the kinds."""
-    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
-    lines = [*PROMPTS.read_text().splitlines(), *map(json.dumps, prompt_rows("more"))]
-    return [token_ids(tokenizer, line) for line in sorted(lines, key=hash_of)]
+    """Return the prompts of the demo and thousands of its kinds, no two alike, in an order that mixes the kinds."""
+    tokenizer, asked = AutoTokenizer.from_pretrained(PAIR / "target"), dict[str, str]()
+    more = [row for number in range(_NUM_MORE) for row in prompt_rows(f"more {number}")]
+    for row in [*map(json.loads, PROMPTS.read_text().splitlines()), *more]:
+        asked.setdefault(json.dumps(row.get("prompt") or row["messages"]), json.dumps(row))
+    return [token_ids(tokenizer, line) for line in sorted(asked.values(), key=hash_of)]
 
 
 def hash_of(line: str) -> int:

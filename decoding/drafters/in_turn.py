@@ -2,9 +2,9 @@
 
 They are made of parts, some of which they share: a lookup and a draft model, each alone and both together. The parts of
 the drafter whose turn it is hear of everything, and so do lookups, which read texts only when they draft. The others
-hear of nothing, which costs nothing: when their turn comes, every slot begins anew for them. A model then reads the
-rows that run. A head reads features of the target, and drafts for the rows that have begun since they were handed out
-to it.
+hear of nothing, which costs nothing, and so do all in a rest that goes on: when their turn comes, every slot begins
+anew for them. A model then reads the rows that run. A head reads features of the target, and drafts for the rows that
+have begun since they were handed out to it.
 
 Shapes: N tokens, X streams of the target side by side, E the target's hidden size, H features of a projected token.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from decoding.cache.features import FeatureTap
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, NoDrafter
 from decoding.sampling.rows import Rows
 from decoding.sampling.verdicts import Draft
 from decoding.sequence import Sequence
@@ -28,7 +28,7 @@ class InTurn(Drafter):
         """Begin with the first drafter."""
         self.drafters, self._num_slots, self._turn = drafters, num_slots, 0
         self._parts = [*dict.fromkeys(part for drafter in drafters for part in drafter.parts)]
-        self._told = 0, frozenset[int]()  # as `turn_to` was told
+        self._told = 0, frozenset([0])  # as `turn_to` was told
         self._always = [part for part in self._parts if part.reads_late]
         self._awake = self._with_always(drafters[0].parts)
         # By part: the slots of whose rows it has missed something.
@@ -41,16 +41,17 @@ class InTurn(Drafter):
         """The drafter whose turn it is."""
         return self.drafters[self._turn]
 
-    @torch.inference_mode()
-    def turn_to(self, turn: int, kept: frozenset[int], rows: Seq[Sequence]) -> bool:
-        """Let another drafter draft, and the parts of `kept` ones hear of everything, too; `rows` are those that run.
+    def turn_to(self, turn: int, awake: frozenset[int], rows: Seq[Sequence]) -> bool:
+        """Let another drafter draft, and the parts of those that are `awake` hear of everything; `rows` run now.
 
         Return whether anything has changed: the target must then hand out its features to the present `tap`.
         """
-        if (turn, kept) == self._told:  # as in most rounds
-            return False
-        self._told = turn, kept
-        awake = self._with_always(part for each in (turn, *kept) for part in self.drafters[each].parts)
+        return (turn, awake) != self._told and self._change(turn, awake, rows)  # as in most rounds nothing has
+
+    @torch.inference_mode()
+    def _change(self, turn: int, drafters: frozenset[int], rows: Seq[Sequence]) -> bool:
+        self._told = turn, drafters
+        awake = self._with_always(part for each in sorted(drafters) for part in self.drafters[each].parts)
         self._turn = turn
         if awake == self._awake:
             return False
@@ -85,7 +86,7 @@ class InTurn(Drafter):
 
     @property
     def num_read_again(self) -> int:
-        return max(part.num_read_again for part in self._awake)
+        return max((part.num_read_again for part in self._awake), default=0)
 
     @property
     def has_model(self) -> bool:
@@ -104,7 +105,7 @@ class InTurn(Drafter):
         return all(part.reserve(slot, first, end) for part in self._parts)
 
     def num_copyable(self, slot: int, num_shared: int) -> int:
-        return min(part.num_copyable(slot, num_shared) for part in self._awake)
+        return min((part.num_copyable(slot, num_shared) for part in self._awake), default=num_shared)
 
     def prefill(self, slots: Seq[int], prompts: Seq[Seq[int]]) -> None:
         for part in self._awake:
@@ -118,7 +119,7 @@ class InTurn(Drafter):
         return self.own.lookup_survival(rows)
 
     def propose(self, rows: Rows) -> Draft:
-        own = self.own
+        own = self.own if self._turn in self._told[1] else NoDrafter()  # in a rest
         for part in self._awake:
             # It reads features now and then: else it would hold all of them.
             if part not in own.parts and not part.reads_late:

@@ -39,6 +39,7 @@ class AdaptiveSchedule(Schedule):
         self._shared = trials
         self._most_predicted = MOST_PREDICTED
         self.costs: CostTable = costs
+        self._plain_seconds: dict[int, float] = {}  # by rows: what a round without drafts takes, as `costs` have it
         max_tokens = costs.target[-1][0]  # about all slots at the ceiling; the two ends only have to be far apart
         self._overhead = Overhead(costs, max(1, max_tokens // (1 + num_speculative_tokens)), max(2, max_tokens))
         self._begin()
@@ -191,6 +192,8 @@ class AdaptiveSchedule(Schedule):
 
     def observe_reading(self, num_rows: int, seconds: float) -> None:
         self._num_newcomers.observe(num_rows)
+        if not num_rows and not seconds:  # as between most rounds
+            return
         kept = _OF_READING**num_rows
         before, rows_before = self._reading[self.rests]
         self._reading[self.rests] = before * kept + seconds, rows_before * kept + num_rows
@@ -218,8 +221,10 @@ class AdaptiveSchedule(Schedule):
                 self._foresight.forget_rounds()
 
     def _round(self, num_rows: int, num_tokens: int, seconds: float, expected: float | None = None) -> Round:
-        costs = self.costs
-        plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
+        costs, plain = self.costs, self._plain_seconds.get(num_rows)
+        if plain is None:
+            plain = costs.round_seconds + num_rows * costs.position_seconds + costs.target_seconds(num_rows)
+            self._plain_seconds[num_rows] = plain
         size = 1.0 if expected is None else expected / plain
         return Round(num_tokens / num_rows, max(seconds, 1e-9) / plain, size)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from decoding.pace.acceptance import Acceptance, RecentDrafts
 from decoding.pace.cost_table import CostTable
 from decoding.pace.draft_lengths import DraftPlan
-from decoding.pace.trials import Trials
+from decoding.pace.trials import REST, Trials
 from decoding.sequence import Sequence
 
 
@@ -56,7 +56,7 @@ class Schedule(ABC):
     @property
     def rests(self) -> bool:
         """Whether the next round is done without the drafter: no plan and no lookup."""
-        return self._may_rest and self._trials.is_resting
+        return self._may_rest and self._trials.way == REST
 
     @property
     def foresees(self) -> bool:

@@ -88,12 +88,15 @@ class Trials:
         return self.way != self.settled
 
     @property
-    def kept(self) -> frozenset[int]:
-        """The drafters that hear of everything, beside that of now: the settled one drafts again behind a trial."""
+    def awake(self) -> frozenset[int]:
+        """The drafters that hear of everything: that of now, and the settled one if it drafts again behind a trial.
+
+        There is none as long as no drafter pays.
+        """
         if self.way == self.settled and not self.keeps_features and self.prepared is None:  # as in most rounds
-            return frozenset()
+            return frozenset() if self.way == REST else frozenset([self.way])
         stays = self.keeps_features or (self.is_trial and not self._reads(self.settled))
-        more = [self.settled] * stays + [self.prepared] * (self.prepared is not None)
+        more = [self.drafter] + [self.settled] * stays + [self.prepared] * (self.prepared is not None)
         return frozenset(way for way in more if way not in (None, REST))
 
     def forget_rounds(self) -> None:
@@ -141,9 +144,13 @@ class Trials:
 
     def observe(self, done: Round, num_rows: int) -> bool:
         """Learn what a round of `num_rows` rows yielded and took; return whether another way is settled now."""
-        settled = self.settled
-        self.tallies[self.way].add(done, num_rows, is_timed=not self.is_trial or len(self._tried) >= _SKIPPED)
-        self._observe(done, num_rows)
+        settled, is_trial = self.settled, self.is_trial
+        self.tallies[self.way].add(done, num_rows, is_timed=not is_trial or len(self._tried) >= _SKIPPED)
+        self._num_row_rounds += num_rows
+        if is_trial or self._behind is not None or self.prepared is not None:
+            self._observe(done)
+        else:
+            self._settled(done)
         return settled != self.settled
 
     def wait_for_rows(self, done: Round) -> None:
@@ -151,8 +158,7 @@ class Trials:
         if self.is_trial:
             self._waited.append(done)
 
-    def _observe(self, done: Round, num_rows: int) -> None:
-        self._num_row_rounds += num_rows
+    def _observe(self, done: Round) -> None:
         if self.is_trial:
             self._tried.append(done)
             if len(self._tried) <= _SKIPPED:
@@ -169,17 +175,17 @@ class Trials:
             self._waited.append(done)
             if self.is_prepared:
                 self._begin(self.prepared)
-        else:
-            self._settled(done)
 
     def _settled(self, done: Round) -> None:
         self._lately.append(done)
-        for way in self._num_before:
-            self._num_before[way] -= 1
-        self._watch_speed()
-        if self._is_slower_than_rest_was():
+        num_before, settled = self._num_before, self.settled
+        for way in num_before:
+            num_before[way] -= 1
+        if not num_before[settled] % _FIRST:
+            self._watch_speed()
+        if self._rest_speed and self._is_slower_than_rest_was():
             self._num_before[REST] = 0
-        due = [way for way, before in self._num_before.items() if way != self.settled and before <= 0]
+        due = [way for way, before in self._num_before.items() if before <= 0 and way != settled]
         if not due:
             return
         num_row_rounds = self.tallies[self.settled].num_row_rounds
@@ -209,14 +215,14 @@ class Trials:
         """Try all ways soon if the settled one is much slower than it used to be: the rows may be other ones."""
         if len(self.has_features) == 1 or len(self._lately) < (self._lately.maxlen or 0):
             return
-        if not self._num_before[self.settled] % _FIRST and self._usual.has_dropped(speed_of(self._lately)):
+        if self._usual.has_dropped(speed_of(self._lately)):
             self._num_before = dict.fromkeys(self._num_before, 0)
             self._intervals = dict.fromkeys(self._intervals, _INTERVAL)
             self.evidence = Evidence()
 
     def _is_slower_than_rest_was(self) -> bool:
         """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
-        if not self._rest_speed or self._num_before[REST] % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
+        if self._num_before[REST] % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
             return False
         return speed_of(self._lately) < self._rest_speed
 

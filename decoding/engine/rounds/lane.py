@@ -144,7 +144,7 @@ class Lane:
         """Let the drafter draft that is to, as its schedule plans; what it reads first is a part of what it costs."""
         began, trials = time.perf_counter(), self.schedule.trials
         self.schedule = self.schedules[trials.drafter]
-        if drafter.turn_to(trials.drafter, trials.kept, self.running):
+        if drafter.turn_to(trials.drafter, trials.awake, self.running):
             self.target.hand_out(drafter.tap)
             self.schedule.observe_waking(len(self.running), time.perf_counter() - began)
         if trials.prepared is not None:

@@ -84,6 +84,18 @@ def test_a_model_that_missed_rounds_and_rows_drafts_as_if_it_had_not(folders, fa
     assert num_rejected <= 4 * (family != "llama"), "rounding decides a near tie of the model with states"
 
 
+def test_in_a_rest_that_goes_on_newcomers_begin_in_no_slot_of_a_draft(folders):
+    engine = _engine(folders.target, ("model", folders.target), ("suffix", None))
+    model = engine.lanes[0].drafter.drafters[0]
+    for way in (0, REST):
+        _turn_to(engine, way)
+        run(engine, numbered(PROMPTS[:3], max_tokens=9, temperature=0))
+    known = [*model.slots.num_known]
+    run(engine, numbered(PROMPTS, max_tokens=9, temperature=0))
+    assert model.slots.num_known == known
+    assert any(known)
+
+
 def test_a_head_drafts_the_rows_that_begin_in_its_turn_as_it_does_alone():
     params = SamplingParams(max_tokens=24, temperature=0.8)
     prompts = random_prompts([9, 4, 14, 6, 11, 8], vocab_size=900, seed=2)

@@ -46,11 +46,11 @@ def test_features_of_a_head_go_on_before_its_trial_until_rows_can_draft_and_no_l
     for _ in range(3000):
         if trials.prepared is not None:
             prepared += 1
-            assert trials.kept == {1}
+            assert trials.awake == {0, 1}
             assert trials.way == 0, "the settled drafter goes on"
             trials.is_prepared = prepared % 20 == 0
         elif not trials.is_trial:
-            assert trials.kept == frozenset()
+            assert trials.awake == {0}
         trials.observe(Round(1.0, 1.0 if trials.way == 0 else 1.1), num_rows=16)
     assert prepared > 20
     assert trials.tallies[1].num_trials > 1
