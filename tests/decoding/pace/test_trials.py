@@ -85,13 +85,23 @@ def test_a_drafter_that_becomes_slower_is_found_out():
 def test_a_trial_that_something_else_disturbs_changes_nothing(num_rounds):
     trials = Trials()
     for number in range(num_rounds):
-        trials.observe(Round(1.0, 0.8 if trials.is_resting else 1.0), num_rows=16)
+        trials.observe(Round(1.0, 0.95 if trials.is_resting else 1.0), num_rows=16)
         assert trials.is_trial == (15 <= number < 29)
     trials.forget_rounds()
     assert not trials.is_trial
     assert not trials.is_resting
     for _ in range(20):
         trials.observe(Round(1.0, 1.0), num_rows=16)
+
+
+@pytest.mark.parametrize(("rest", "num_before_rest"), [(1.15, 16), (1.08, 2 * (16 + 26))])
+def test_a_drafter_that_an_engine_begins_with_goes_to_rest_at_the_end_of_the_first_trial(rest, num_before_rest):
+    """Rest is compared with rounds behind its trial, and tried twice, only where it is less than a tenth faster."""
+    trials, drafted = Trials(), 0
+    while not trials.is_resting or trials.is_trial:
+        drafted += not trials.is_resting
+        trials.observe(Round(1.0, 1 / rest if trials.is_resting else 1.0), num_rows=16)
+    assert drafted == num_before_rest
 
 
 def test_one_slow_round_decides_nothing():
