@@ -32,10 +32,10 @@ from actors.stages.target import ShardedModel
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, generate, make_corpus
 from benchmarks.decoder.options import BenchOptions, add_flags
-from benchmarks.harness import interleaved, listed, parser_of, say, seconds_of, show_lines
+from benchmarks.harness import Table, interleaved, listed, parser_of, say, seconds_of, show_lines, whole
 from benchmarks.roofline.hardware import record
 from benchmarks.scale.runs import start_own_ray
-from decoding.turns import Pass, Table, whole
+from decoding.turns import Pass
 from pipeline.logs import LogSettings
 
 _PLACEMENT = re.compile(r"colocated|split|(\d+)-(stages|ranks)")
