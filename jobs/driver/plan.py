@@ -73,7 +73,7 @@ class Plan:
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
         drafter, draft = cast("DrafterName", choice.drafter), choice.draft
         config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
-        settings = self.settings.with_draft(drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft)
+        settings = self.settings.with_draft(drafter, draft_folder(draft))
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
@@ -254,8 +254,7 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
     target = folder_of(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
-    draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
-    draft = folder_of(draft) if draft not in (None, OWN_HEAD) else draft
+    draft = draft_folder(settled_draft(models.draft, target, settings.engine.drafter)[0])
     tokenizer = folder_of(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
@@ -270,6 +269,11 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
 def folder_of(model: str) -> str:
     """Return the absolute folder of a model, as actors may start elsewhere."""
     return str(Path(model_folder(model)).absolute())
+
+
+def draft_folder(draft: str | None) -> str | None:
+    """Return `folder_of` a draft; the head in a target's own files, and no draft, are said as they are."""
+    return folder_of(draft) if draft not in (None, OWN_HEAD) else draft
 
 
 def _refuse_other_columns(run_directory: RunDirectory, config: RunConfig) -> None:
