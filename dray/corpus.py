@@ -1,7 +1,5 @@
 """A run as a table that is read when it is asked for."""
 
-from __future__ import annotations
-
 import os
 
 import pyarrow.dataset as ds

@@ -4,8 +4,6 @@ They are kept in its drafts/choice.json and drafts/turns.json. Who goes on with 
 list has changed. No row depends on it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
