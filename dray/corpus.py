@@ -1,5 +1,7 @@
 """A run as a table that is read when it is asked for."""
 
+from __future__ import annotations
+
 import os
 
 import pyarrow.dataset as ds
