@@ -20,13 +20,13 @@ from actors.tasks import RunProgram, Score, Task, WriteValid
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
-from decoding.checkpoint.supported import model_folder, read_config
-from decoding.choices import OWN_HEAD, DrafterName
+from decoding.checkpoint.supported import read_config
+from decoding.choices import DrafterName
 from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, refuse_audits, with_lookup
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, draft_folder, folder_of, refuse_audits, with_lookup
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -264,16 +264,6 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     settings = replace(settings, models=models, stages=stages, engine=backend.settled_engine())
     backend_of(settings).check_gpus(actors.section, actors.num_gpus)
     return settings, actors
-
-
-def folder_of(model: str) -> str:
-    """Return the absolute folder of a model, as actors may start elsewhere."""
-    return str(Path(model_folder(model)).absolute())
-
-
-def draft_folder(draft: str | None) -> str | None:
-    """Return `folder_of` a draft; the head in a target's own files, and no draft, are said as they are."""
-    return folder_of(draft) if draft not in (None, OWN_HEAD) else draft
 
 
 def _refuse_other_columns(run_directory: RunDirectory, config: RunConfig) -> None:

@@ -16,8 +16,9 @@ from rich.table import Table
 from actors.engines.candidates import none_left
 from actors.engines.loading import in_own_thread
 from actors.resources import shortage
+from jobs.driver.chosen import draft_folder
 from jobs.driver.cluster import start_ray
-from jobs.driver.plan import Plan, draft_folder
+from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.work.estimate import NUM_PLACES, evenly
