@@ -6,11 +6,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import interleaved
+from benchmarks.harness import Table, interleaved
 from decoding import Engine, EngineOptions, Sequence
 from decoding.engine.load import Parts, load_parts
 from decoding.network.target import Target
-from decoding.turns import Table
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
 
 

@@ -32,14 +32,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from benchmarks.engines_in_turns import load_beside, require_same_text
-from benchmarks.harness import interleaved, listed, parser_of, say, show_lines
+from benchmarks.harness import Table, interleaved, listed, parser_of, say, show_lines
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.choices import DrafterName
 from decoding.grammar.grammars import Grammars
 from decoding.grammar.structured import Structured
 from decoding.grammar.token_table import TokenTable
-from decoding.turns import Table
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
 
 PAIR = Path("examples/tiny_pair")

@@ -4,23 +4,58 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from decoding.device import synchronize
-from decoding.turns import P, Table, Way, one_repeat
+from decoding.turns import P, Way, one_repeat
 
 CPU = torch.device("cpu")
 _MIN_WIDTH = 200  # in a file or a pipe, no figure is cut
 Columns = Seq[tuple[str, str, str]]  # of each column: its heading, the field of a line, and how that is written
+
+
+def whole(work: Callable[[int], P]) -> Way[P]:
+    """Return a way that does all its work in one turn."""
+
+    def way(repeat: int) -> Generator[None, None, P]:
+        return work(repeat)
+        yield
+
+    return way
+
+
+@dataclass(frozen=True)
+class Table(Generic[P]):
+    """The repeats of some ways; every speed and every ratio is that of the same medians."""
+
+    passes: dict[str, list[P]]
+
+    def ratios(self, name: str, other: str, seconds: str = "seconds") -> list[float]:
+        """Return how many times the speed of `other` a way had, in each repeat."""
+        return paired_ratios(self.speeds(name, seconds), self.speeds(other, seconds))
+
+    def speed(self, name: str) -> float:
+        """Return what a way does in a second: the first way's median speed, times the median of the paired ratios."""
+        first = next(iter(self.passes))
+        return median(self.speeds(first)) * median(self.ratios(name, first))
+
+    def speeds(self, name: str, seconds: str = "seconds") -> list[float]:
+        """Return what a way did in a second, by this field of its repeats."""
+        return [each.done / getattr(each, seconds) for each in self.passes[name]]
+
+
+def paired_ratios(upper: Iterable[float], lower: Iterable[float]) -> list[float]:
+    """Return the ratio within each repeat."""
+    return [a / b for a, b in zip(upper, lower, strict=True)]
 
 
 def interleaved(ways: Mapping[str, Way[P]], repeats: int, what: str = "") -> Table[P]:

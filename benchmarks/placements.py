@@ -32,10 +32,10 @@ from actors.stages.target import ShardedModel
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, generate, make_corpus
 from benchmarks.decoder.options import BenchOptions, add_flags
-from benchmarks.harness import interleaved, listed, parser_of, say, seconds_of, show_lines
+from benchmarks.harness import Table, interleaved, listed, parser_of, say, seconds_of, show_lines, whole
 from benchmarks.roofline.hardware import record
 from benchmarks.scale.runs import start_own_ray
-from decoding.turns import Pass, Table, whole
+from decoding.turns import Pass
 from pipeline.logs import LogSettings
 
 _PLACEMENT = re.compile(r"colocated|split|(\d+)-(stages|ranks)")
@@ -95,10 +95,10 @@ class Side:
         """Generate the corpus once more, by an engine that has learned nothing."""
         torch.set_num_threads(self._threads)
         self.engine.resize(batch)
-        before, drafting_before = self._stats()
+        before = self._stats()
         sequences = corpus.sequences(num_rows)
         seconds = seconds_of(partial(generate, self.engine, sequences))
-        after, drafting = self._stats()
+        after = self._stats()
         self._check_drafts()
         num_crossed = after.num_rows - before.num_rows
         num_drafted = sum(sequence.num_draft_tokens for sequence in sequences)
@@ -106,7 +106,7 @@ class Side:
             seconds=seconds,
             done=sum(len(sequence.output_token_ids) for sequence in sequences),
             wait_seconds=after.wait_seconds - before.wait_seconds,
-            draft_seconds=drafting - drafting_before,
+            draft_seconds=after.draft_seconds - before.draft_seconds,
             bytes_per_row=(_crossing(after) - _crossing(before)) / num_crossed if num_crossed else 0.0,
             outputs=[sequence.output_token_ids for sequence in sequences],
             acceptance_rate=sum(sequence.num_accepted_tokens for sequence in sequences) / max(num_drafted, 1),
@@ -119,11 +119,9 @@ class Side:
             self._links.close()
             raise RuntimeError(f"{self._name}: its draft actor is out of reach")
 
-    def _stats(self) -> tuple[LinkStats, float]:
-        """Return what travelled so far, and how long the draft actor was busy."""
-        if self._links is None:
-            return LinkStats(), 0.0
-        return self._links.stats, sum(stats["draft_seconds"] for stats in self._links.actor_stats())
+    def _stats(self) -> LinkStats:
+        """Return what travelled so far, and how long the draft actor was busy with it."""
+        return LinkStats() if self._links is None else self._links.stats
 
 
 def main(arguments: Seq[str] | None = None) -> int:

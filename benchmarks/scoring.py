@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.harness import interleaved, parser_of, seconds_of, show_lines
+from benchmarks.harness import interleaved, parser_of, seconds_of, show_lines, whole
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding import Engine, EngineOptions, ScoredText
 from decoding.network.target import Target
 from decoding.sampling.logprobs import LOGITS_AT_ONCE, Stretch
 from decoding.sequence import TokenLogprobs
-from decoding.turns import Pass, whole
+from decoding.turns import Pass
 
 CHOICES = (" Yes, of course.", " No, not at all.", " Perhaps, some day.", " That is not known.")
 _NUM_EXAMPLES = 5

@@ -1,7 +1,5 @@
 """Deployment: the application on Ray Serve, an ingress that speaks HTTP and replicas with an engine for each model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

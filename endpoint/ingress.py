@@ -1,7 +1,5 @@
 """Ingress: the application as a Ray Serve deployment, in front of the replicas."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A lesson: a draft is trained on the texts that there are, and judged beside the draft that it would replace."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -40,7 +40,6 @@ class DraftActor:
         self._failure: str | None = None
         self._mirrors: OrderedDict[str, DraftMirror] = OrderedDict()
         self._grammars: Grammars | None = None
-        self._draft_seconds = 0.0
         self._drafting = threading.RLock()  # held over whatever changes the lanes or the weights
         context = ray.get_runtime_context()
         where = {"job": context.get_job_id(), "node": context.get_node_id(), "worker": context.get_worker_id()}
@@ -82,9 +81,7 @@ class DraftActor:
                 if not is_device_fault(error):
                     self.leave(lane)  # half of the request may have been applied
                 raise
-        seconds = time.perf_counter() - started
-        self._draft_seconds += seconds
-        return reply._replace(seconds=seconds)
+        return reply._replace(seconds=time.perf_counter() - started)
 
     @ray.method(concurrency_group=WEIGHTS)  # type: ignore[untyped-decorator]  # Ray has no types
     def use_draft(self, path: str | None) -> None:
@@ -113,9 +110,9 @@ class DraftActor:
             if lane in self._mirrors:
                 self._mirrors.pop(lane).release()
 
-    def stats(self) -> dict[str, float]:
-        """Return the seconds that the replies took, and the number of lanes."""
-        return {"draft_seconds": self._draft_seconds, "num_lanes": len(self._mirrors)}
+    def num_lanes(self) -> int:
+        """Return the number of lanes that are known here."""
+        return len(self._mirrors)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

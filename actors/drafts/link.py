@@ -5,8 +5,6 @@ After a failure or a late reply the link waits before it tries again, longer aft
 failures it gives up. An actor that died or stays silent is reported to the roster, which names another one.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -220,11 +220,6 @@ class DraftLinks:
         stats, actor_seconds = self.stats, engine_seconds * self._drafts.per_target
         return DraftWork(engine_seconds, actor_seconds, stats.wait_seconds, stats.draft_seconds)
 
-    def actor_stats(self) -> list[dict[str, float]]:
-        """Wait for the draft actors within reach, and return the `DraftActor.stats` of each."""
-        actors = [actor for link in self._links if (actor := link.actor()) is not None]
-        return list(ray.get([actor.stats.remote() for actor in actors]))
-
     def connect(self, target: Target) -> bool:
         """Return whether all draft actors get ready in time. Raises ValueError if one cannot draft for this target."""
         deadline = time.monotonic() + self._drafts.start_timeout_s

@@ -1,7 +1,5 @@
 """UserFunction: a function of the user, with its digest. A Program is one: it turns a row into several generations."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import inspect

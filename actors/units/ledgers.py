@@ -3,8 +3,6 @@
 The AuditedLedger lets a share of the units be audited by other places than wrote them, while the run goes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial

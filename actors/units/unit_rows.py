@@ -1,7 +1,5 @@
 """WholeUnits and FailedRows: which rows of a unit a worker does, and where it writes them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass

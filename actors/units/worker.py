@@ -1,7 +1,5 @@
 """UnitWorker: what turns units into committed parts and receipts, whatever is done with their rows; its Workplace."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

@@ -1,7 +1,5 @@
 """Rows that belong to no run: each becomes its generations, or one output row that says what was wrong with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Recall: the way to end one generation from outside, as its caller is lost and another one asks for the same."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

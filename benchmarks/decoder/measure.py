@@ -19,10 +19,10 @@ from benchmarks.decoder.results import Report, Result, share_equal
 from benchmarks.decoder.runners import EngineRunner, Repeat, Runner
 from benchmarks.decoder.shared_models import SharedModels
 from benchmarks.decoder.transformers_runner import TransformersModels, TransformersRunner
-from benchmarks.harness import say
+from benchmarks.harness import say, whole
 from benchmarks.pair_factory import describe_pair
 from benchmarks.roofline.hardware import copy_bandwidth, describe_machine, read_bandwidth, versions
-from decoding.turns import one_repeat, whole
+from decoding.turns import one_repeat
 
 
 @dataclass

@@ -20,10 +20,10 @@ from actors.engines.loading import load_codec
 from actors.settings import GeneratorSettings
 from actors.vllm.arguments import without_drafts
 from benchmarks.engines.contender import Contender, How, Prompt, Written
-from benchmarks.harness import interleaved, parser_of, say, show
+from benchmarks.harness import Table, interleaved, parser_of, say, show, whole
 from benchmarks.roofline.hardware import describe_machine, record
 from decoding.sampling_params import SamplingParams
-from decoding.turns import Table, Way, whole
+from decoding.turns import Way
 from jobs.config.loading import load
 from jobs.config.run import RunConfig
 from jobs.driver.plan import Plan, make_plan

@@ -24,11 +24,11 @@ from transformers import AutoTokenizer
 
 from benchmarks.drafts import token_ids
 from benchmarks.forms import requests
-from benchmarks.harness import listed, parser_of, say, show_lines
+from benchmarks.harness import listed, paired_ratios, parser_of, say, show_lines
 from benchmarks.pairs.commit import Commit
 from benchmarks.pairs.interval import Interval
 from benchmarks.roofline.hardware import describe_machine, record
-from decoding.turns import Pass, Way, one_repeat, paired_ratios
+from decoding.turns import Pass, Way, one_repeat
 
 _TURN_SECONDS = 0.1
 WAYS = {  # the drafter, and whether rows have a form

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.drafts import PAIR
 from benchmarks.engines_in_turns import require_same_text
-from benchmarks.harness import parser_of, say, show_lines
+from benchmarks.harness import Table, parser_of, say, show_lines
 from benchmarks.roofline.hardware import record
 from benchmarks.self_tuning.workloads import WORKLOADS, Workload, make_bad_draft, read_prompts
 from decoding import Engine, EngineOptions
@@ -28,7 +28,7 @@ from decoding.engine.lanes import Costs, load_in_turn
 from decoding.engine.load import Parts, load_parts
 from decoding.network.target import Target
 from decoding.pace.learned import Learned
-from decoding.turns import Table, one_repeat
+from decoding.turns import one_repeat
 from jobs.work.tuning.engine_turns import EnginePass, engine_way
 
 TUNED, TWIN = "in turn", "the best again"

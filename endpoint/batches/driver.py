@@ -4,8 +4,6 @@ It goes on with what it finds, so a process that dies costs the units that were 
 and its results have the same ids and the same content each time they are written.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The drivers of all batches that have not ended, in one process: a Ray Serve deployment that needs no GPU."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The routes of the Batch API (https://platform.openai.com/docs/api-reference/batch and .../files)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request

@@ -3,8 +3,6 @@
 The run directory of a batch is that of a job over the uploaded file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ An upload is a multipart form, which Starlette writes to a temporary file as it 
 https://platform.openai.com/docs/api-reference/batch/create
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

@@ -11,8 +11,6 @@ Ids sort by the time at which they were made, and are safe as names of files. A 
 was, never half.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

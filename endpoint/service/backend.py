@@ -1,7 +1,5 @@
 """Backend: where the application's tokens come from, either replicas behind Ray Serve or one in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Encoder: the tokenizer in a thread of its own, behind a bounded queue, so that a long text delays no other work."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ the process as a label. `actors/metric_table.py` declares them. Dashboards, load
 vLLM look for its names, so the page has what means the same under these, too (`Metric.vllm`).
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an endpoint serves: its models, what is said of each, and how many processes it has."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

@@ -3,8 +3,6 @@
 Models: the services of one endpoint by the names that requests give them.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,6 +1,7 @@
 """What one line leaves open, chosen for this machine, and said: type of numbers, drafter, and whether Ray is needed."""
 
 from dataclasses import replace
+from pathlib import Path
 from textwrap import indent
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from actors.settings import GeneratorSettings
 from decoding.checkpoint.fp8_format import fp8_format
 from decoding.checkpoint.loading import made_of
 from decoding.checkpoint.supported import load_config, model_folder
-from decoding.choices import LOOK_UP, TEXT_DEPENDS_ON_DRAFT
+from decoding.choices import LOOK_UP, OWN_HEAD, TEXT_DEPENDS_ON_DRAFT
 from decoding.fused.coded_linear import codes_run
 from decoding.fused.kernels import linear_kind
 from jobs.config.as_yaml import as_yaml
@@ -132,6 +133,16 @@ def _dtype_on_cpu(target: str) -> tuple[Any, str]:
     if is_invariant_on_cpu(config, torch.bfloat16):
         return own, f"the model's own, and exact here ({linear_kind(torch.bfloat16)})"
     return "float32", "exact; bfloat16, the model's own, would not be here"
+
+
+def folder_of(model: str) -> str:
+    """Return the absolute folder of a model, as actors may start elsewhere."""
+    return str(Path(model_folder(model)).absolute())
+
+
+def draft_folder(draft: str | None) -> str | None:
+    """Return `folder_of` a draft; the head in a target's own files, and no draft, are said as they are."""
+    return folder_of(draft) if draft not in (None, OWN_HEAD) else draft
 
 
 def print_chosen(config: RunConfig) -> None:

@@ -20,13 +20,13 @@ from actors.tasks import RunProgram, Score, Task, WriteValid
 from actors.units.unit_rows import WholeUnits
 from actors.workers.engine_worker import WorkerSpec
 from decoding.checkpoint.model_files import num_bytes_read
-from decoding.checkpoint.supported import model_folder, read_config
-from decoding.choices import OWN_HEAD, DrafterName
+from decoding.checkpoint.supported import read_config
+from decoding.choices import DrafterName
 from decoding.grammar.definition import problem_with
 from decoding.heads.mtp.files import settled_draft
 from jobs.config.fields import as_dict
 from jobs.config.run import RunConfig
-from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, refuse_audits, with_lookup
+from jobs.driver.chosen import ASKED_OF_COMMAND, chosen_here, draft_folder, folder_of, refuse_audits, with_lookup
 from jobs.driver.cluster import check_submitted, paths_of, pick_device
 from pipeline.inputs.carried import carried_types, id_type, types_from_dict, types_to_dict
 from pipeline.inputs.files import InputFile, list_files
@@ -73,7 +73,7 @@ class Plan:
         """Return the plan with the draft that was taken, on which no text and no identity depends."""
         drafter, draft = cast("DrafterName", choice.drafter), choice.draft
         config = replace(self.config, generator=self.config.generator.with_draft(drafter, draft))
-        settings = self.settings.with_draft(drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft)
+        settings = self.settings.with_draft(drafter, draft_folder(draft))
         backend_of(settings).check_models()
         return replace(self, config=config, settings=settings, candidates=None, choice=choice)
 
@@ -254,8 +254,7 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     models, stages, backend = settings.models, settings.stages, backend_of(settings)
     target = folder_of(models.target)
     dtype: Any = backend.settled_dtype(target, device) if models.dtype == "auto" else models.dtype
-    draft, _ = settled_draft(models.draft, target, settings.engine.drafter)
-    draft = folder_of(draft) if draft not in (None, OWN_HEAD) else draft
+    draft = draft_folder(settled_draft(models.draft, target, settings.engine.drafter)[0])
     tokenizer = folder_of(models.tokenizer) if models.tokenizer else None
     if device == "cpu" and stages.num_gpus:
         raise ValueError(f"models.device is 'cpu' and stages.num_gpus is {stages.num_gpus:g}; drop one of them")
@@ -265,11 +264,6 @@ def settled(settings: GeneratorSettings, actors: _Actors, ray_address: str | Non
     settings = replace(settings, models=models, stages=stages, engine=backend.settled_engine())
     backend_of(settings).check_gpus(actors.section, actors.num_gpus)
     return settings, actors
-
-
-def folder_of(model: str) -> str:
-    """Return the absolute folder of a model, as actors may start elsewhere."""
-    return str(Path(model_folder(model)).absolute())
 
 
 def _refuse_other_columns(run_directory: RunDirectory, config: RunConfig) -> None:

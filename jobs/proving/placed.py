@@ -1,7 +1,5 @@
 """PlacedEngine: an engine as a worker of the run has it, with draft actors and stages, for a proof to write with."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence as Seq
 from dataclasses import replace

@@ -15,7 +15,7 @@ from actors.settings import GeneratorSettings
 from decoding.checkpoint.supported import adapter_base
 from endpoint.service.served_model import ServedModel, ServiceSettings
 from jobs.config.serve import ServeConfig
-from jobs.driver.plan import folder_of
+from jobs.driver.chosen import folder_of
 from pipeline.run.fingerprint import quick_model_fingerprint
 
 

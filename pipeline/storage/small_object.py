@@ -1,7 +1,5 @@
 """A small object of S3 by one GET: pyarrow asks for its size first, which takes as long again, and twice the CPU."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import obstore

@@ -26,10 +26,9 @@ from actors.settings import EngineSettings, GeneratorSettings, ModelSettings
 from benchmarks.decoder.configurations import engine_configuration
 from benchmarks.decoder.corpus import Corpus, make_corpus
 from benchmarks.decoder.options import BenchOptions, add_flags
-from benchmarks.harness import interleaved, listed, parser_of, say, show_lines
+from benchmarks.harness import interleaved, listed, parser_of, say, show_lines, whole
 from benchmarks.placements import PlacedPass, Side, placed
 from benchmarks.roofline.hardware import record
-from decoding.turns import whole
 from tests.network.cluster import NetworkCluster, running_network_cluster
 from tests.network.hosts import Host, why_not
 

@@ -24,13 +24,9 @@ class AheadLearner(ABC):
     """A head in float32, and the teacher that it learns from."""
 
     teacher: Teacher
+    network: nn.Module  # that is trained
     steps_ahead: int
     loss: LossName = "kl"
-
-    @property
-    @abstractmethod
-    def module(self) -> nn.Module:
-        """The network that is trained."""
 
     @property
     def max_len(self) -> int | None:
@@ -42,9 +38,9 @@ class AheadLearner(ABC):
         """How far apart the pairs are of which drafts begin: a block for each would be many."""
         return 1
 
-    @abstractmethod
     def readable(self, rows: PackedRows) -> PackedRows:
-        """Return rows whose documents target and head tell."""
+        """Return rows whose documents target and head tell: one for each document, unless both tell those of a row."""
+        return rows.apart()
 
     @abstractmethod
     def drafted(self, rows: PackedRows) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, ...]]]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import DynamicCache
 
@@ -49,15 +48,6 @@ class AssistantLearner(AheadLearner):
             network = AssistantNetwork(config).to(teacher.device)
         own = {"network": network, "config": config, "layer_ids": layer_ids, "dtype": teacher.dtype}
         return cls(teacher=teacher, steps_ahead=steps_ahead, loss=loss, **own)
-
-    @property
-    def module(self) -> nn.Module:
-        """The network, all of which is trained."""
-        return self.network
-
-    def readable(self, rows: PackedRows) -> PackedRows:
-        """Return a row for each document."""
-        return rows.apart()
 
     def drafted(self, rows: PackedRows) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, ...]]]:
         """Return the target's logits, and the assistant's for each step ahead, as `AheadLearner.drafted` says."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -29,7 +28,7 @@ from training.learners.teacher import Teacher, dtype_of, packed_logits, tells_do
 class DraftLearner:
     """A draft in float32, and the teacher that it learns from."""
 
-    network: PreTrainedModel
+    network: PreTrainedModel  # all of it is trained
     teacher: Teacher
     path: str  # of the draft that training begins with
     dtype: torch.dtype  # of its checkpoint
@@ -57,12 +56,6 @@ class DraftLearner:
                 if isinstance(module, GradientCheckpointingLayer):
                     module.training = True  # the layer alone, which looks at it; what is inside stays without dropout
         return cls(network, teacher, path, dtype_of(config), loss, reads_packed)
-
-    @property
-    def module(self) -> nn.Module:
-        """The network, all of which is trained."""
-        network: nn.Module = self.network
-        return network
 
     @property
     def max_len(self) -> int | None:

@@ -11,7 +11,6 @@ from math import gcd
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoTokenizer, PretrainedConfig
 
 from decoding.checkpoint.supported import model_folder
@@ -35,7 +34,7 @@ _TRAINED: tuple[Kind, ...] = ("eagle3", "dflash", "dflash2")
 class HeadLearner(AheadLearner):
     """A head with a folder of its own."""
 
-    network: Eagle3Network | DFlashNetwork
+    network: Eagle3Network | DFlashNetwork  # of which all but the embedding is trained
     config: HeadConfig
     marks: dict[str, torch.Tensor]  # the tensors of its folder that are no weights
     dtype: torch.dtype  # of its folder
@@ -104,11 +103,6 @@ class HeadLearner(AheadLearner):
         return cls(teacher=teacher, steps_ahead=steps_ahead, loss=loss, **own)
 
     @property
-    def module(self) -> nn.Module:
-        """The network, of which all but the embedding is trained."""
-        return self.network
-
-    @property
     def max_len(self) -> int | None:
         """The longest document that both can read; None: any. Beyond a sliding window a head would see too much."""
         limits = [limit for limit in (self.teacher.max_len, self.config.sliding_window) if limit is not None]
@@ -120,8 +114,7 @@ class HeadLearner(AheadLearner):
         return max(1, (self.config.block_size or 0) // 2)
 
     def readable(self, rows: PackedRows) -> PackedRows:
-        """Return rows whose documents target and head tell."""
-        return self.teacher.readable(rows) if isinstance(self.network, Eagle3Network) else rows.apart()
+        return self.teacher.readable(rows) if isinstance(self.network, Eagle3Network) else super().readable(rows)
 
     def drafted(self, rows: PackedRows) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, ...]]]:
         """Return the target's logits, and the head's for each step ahead, as `AheadLearner.drafted` says."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from torch.nn.functional import embedding, linear
 
 from decoding.checkpoint.layer_subset import num_layers
@@ -34,7 +33,7 @@ from training.learners.teacher import Teacher
 class MtpLearner(AheadLearner):
     """A head in the form of its target's family."""
 
-    network: MtpNetwork
+    network: MtpNetwork  # the module's own layers and norms
     family: Family
 
     @classmethod
@@ -60,15 +59,6 @@ class MtpLearner(AheadLearner):
             torch.manual_seed(seed)
             network = MtpNetwork.new(config, family).to(teacher.device)
         return cls(teacher=teacher, steps_ahead=steps_ahead, loss=loss, network=network, family=family)
-
-    @property
-    def module(self) -> nn.Module:
-        """The module's own layers and norms, all of which are trained."""
-        return self.network
-
-    def readable(self, rows: PackedRows) -> PackedRows:
-        """Return a row for each document."""
-        return rows.apart()
 
     def drafted(self, rows: PackedRows) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, ...]]]:
         """Return the target's logits, and the head's for each step ahead, as `AheadLearner.drafted` says."""

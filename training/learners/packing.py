@@ -134,7 +134,7 @@ class Learner(Protocol):
     """A draft that learns from rows of text, beside its target, which is frozen."""
 
     @property
-    def module(self) -> nn.Module:
+    def network(self) -> nn.Module:
         """What is trained: its parameters that want a gradient."""
 
     @property

@@ -107,4 +107,4 @@ def restore_weights(folder: Path, learner: Learner, optimizer: Optimizer) -> Non
 
 
 def _trained(learner: Learner) -> dict[str, torch.nn.Parameter]:
-    return {name: weight for name, weight in learner.module.named_parameters() if weight.requires_grad}
+    return {name: weight for name, weight in learner.network.named_parameters() if weight.requires_grad}

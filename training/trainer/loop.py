@@ -66,12 +66,12 @@ class _Loop:
 
     def _train(self, restored: Path | None) -> TrainingState:
         options, learner = self._options, self._plan.learner()
-        optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
+        optimizer = Optimizer(learner.network, options.learning_rate, options.warmup, options.clip)
         if restored is not None:
             restore_weights(restored, learner, optimizer)
         place = self._state.place
         stream = RowStream(self._plan.documents, options.seq_len, learner.max_len, options.seed, place)
-        learner.module.zero_grad()
+        learner.network.zero_grad()
         must_stop, began, before_s = False, time.monotonic(), self._state.seconds
         with ThreadPoolExecutor(1) as reader:  # it reads the rows of the next step while this one is computed
             taken = reader.submit(lambda: (stream.take(options.rows_per_step), stream.place))

@@ -273,7 +273,7 @@ def measured_seconds(plan: TrainingPlan) -> float:
     ValueError as training does for models and texts that do not fit.
     """
     options, learner, device = plan.options, plan.learner(), plan.device()
-    optimizer = Optimizer(learner.module, options.learning_rate, options.warmup, options.clip)
+    optimizer = Optimizer(learner.network, options.learning_rate, options.warmup, options.clip)
     few = list(islice(plan.documents(), _NUM_STEPS * options.tokens_per_step))
     stream = RowStream(lambda: few, options.seq_len, learner.max_len, options.seed)
     seconds = []

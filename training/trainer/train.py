@@ -1,7 +1,5 @@
 """The training of a draft on a Ray cluster, from a plan to a folder with the draft and where it comes from."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

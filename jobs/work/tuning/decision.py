@@ -16,9 +16,9 @@ from rich.table import Table
 from actors.engines.candidates import none_left
 from actors.engines.loading import in_own_thread
 from actors.resources import shortage
-from decoding.choices import OWN_HEAD
+from jobs.driver.chosen import draft_folder
 from jobs.driver.cluster import start_ray
-from jobs.driver.plan import Plan, folder_of
+from jobs.driver.plan import Plan
 from jobs.driver.progress import Progress
 from jobs.report_page.numbers import format_length, format_rate
 from jobs.work.estimate import NUM_PLACES, evenly
@@ -51,10 +51,7 @@ def decided(plan: Plan, units: Iterable[WorkUnit], num_rows: int, run_directory:
     if not plan.candidates.why_no_turns(settings, plan.pool.memory):
         for line in plan.candidates.left_out:
             print(f"  left out: {line}")
-        turns = tuple(
-            (drafter, folder_of(draft) if draft not in (None, OWN_HEAD) else draft, name)
-            for drafter, draft, name in plan.candidates.turns
-        )
+        turns = tuple((drafter, draft_folder(draft), name) for drafter, draft, name in plan.candidates.turns)
         return replace(plan, settings=replace(settings, turns=turns), candidates=None)
     if len(found) == 1:
         named, why = plan.candidates, "nothing else in models.draft can be used"

@@ -4,20 +4,51 @@ They are kept in its drafts/choice.json and drafts/turns.json. Who goes on with 
 list has changed. No row depends on it.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 from pipeline.storage.location import Location
 from pipeline.storage.whole_file import replace_file, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftChoice:
-    """What was taken, from which list, and why."""
+class _Kept:
+    """What a run knows, in a file of its own."""
+
+    file: ClassVar[str]
+
+    @classmethod
+    def of(cls, run: Location) -> Self | None:
+        """Return what a run knows; None if it knows nothing. Raises ValueError for a file that is damaged."""
+        file = run.child("drafts").child(cls.file)
+        try:
+            said = json.loads(file.read_bytes())
+            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{file.name} does not say what the run found of its drafts ({error!r}); remove it, and it finds out "
+                "again"
+            ) from error
+
+    def write(self, run: Location) -> None:
+        """Keep it for the run, in place of what was known before."""
+        folder, temporary = run.child("drafts"), run.child("_tmp")
+        folder.make_folder()
+        temporary.make_folder()
+        replace_file(folder.child(self.file), to_json(asdict(self)), temporary)
+        for other in {DraftChoice.file, DraftTurns.file} - {self.file}:  # of another list, or of other settings
+            folder.child(other).remove()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftChoice(_Kept):
+    """What was taken, from which list, and why: the choice of a trial."""
+
+    file = "choice.json"
 
     named: tuple[str, ...]  # the list, as the configuration has it
     drafter: str
@@ -26,35 +57,19 @@ class DraftChoice:
     measured: tuple[Mapping[str, Any], ...] = ()  # of each drafter its speed and what was accepted, the fastest first
     left_out: tuple[str, ...] = ()  # of the list, with the reasons
 
-    @classmethod
-    def of(cls, run: Location) -> DraftChoice | None:
-        """Return the choice of a run; None if none was made. Raises ValueError for a file that is damaged."""
-        return _read(run, "choice.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
-
-    def write(self, run: Location) -> None:
-        """Keep it for the run, in place of what was known before."""
-        _keep(run, "choice.json", asdict(self))
-
     def __str__(self) -> str:
         return f"{self.drafter if self.draft is None else f'{self.draft} ({self.drafter})'}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftTurns:
-    """Which drafter led at the end of a command, and what each of them did in it."""
+class DraftTurns(_Kept):
+    """Which drafter led at the end of a command in which they took turns, and what each of them did in it."""
+
+    file = "turns.json"
 
     leader: str
     ratios: Mapping[str, float]  # of those that were tried beside it, their speed over its
     drafts: tuple[Mapping[str, Any], ...]  # the one with most rounds first
-
-    @classmethod
-    def of(cls, run: Location) -> DraftTurns | None:
-        """Return those of a run; None if no drafters took turns. Raises ValueError for a file that is damaged."""
-        return _read(run, "turns.json", lambda said: cls(**{name: _tuples(value) for name, value in said.items()}))
-
-    def write(self, run: Location) -> None:
-        """Keep it for the run, in place of what was known before."""
-        _keep(run, "turns.json", asdict(self))
 
     def __str__(self) -> str:
         rounds = sum(each["rounds"] for each in self.drafts)
@@ -68,31 +83,3 @@ class DraftTurns:
         return "; ".join(
             [f"{self.leader} led at the end", *said, *([f"no turn: {', '.join(untried)}"] * bool(untried))]
         )
-
-
-_Known = TypeVar("_Known")
-
-
-def _read(run: Location, name: str, known: Callable[[dict[str, Any]], _Known]) -> _Known | None:
-    file = run.child("drafts").child(name)
-    try:
-        return known(json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file.name} does not say what the run found of its drafts ({error!r}); remove it, and it finds out again"
-        ) from error
-
-
-def _keep(run: Location, name: str, said: Mapping[str, Any]) -> None:
-    folder, temporary = run.child("drafts"), run.child("_tmp")
-    folder.make_folder()
-    temporary.make_folder()
-    replace_file(folder.child(name), to_json(said), temporary)
-    for other in {"choice.json", "turns.json"} - {name}:  # of another list, or of other settings
-        folder.child(other).remove()
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -221,7 +221,7 @@ def test_two_engines_on_one_draft_actor_with_memory_for_less_than_both_write_the
     assert texts(sequences) == plain["greedy"]
     assert run.num_accepted > 40
     assert sum(s.num_accepted_tokens for s in sequences) > 40
-    assert ray.get(run.links._links[0].actor().stats.remote())["num_lanes"] == most
+    assert ray.get(run.links._links[0].actor().num_lanes.remote()) == most
 
 
 @pytest.mark.parametrize("most_candidates", [0, 16])

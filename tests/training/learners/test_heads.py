@@ -65,8 +65,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SimpleN
             root = tmp_path_factory.mktemp("learned")
             learner = _learner(kind, root)
             rows = PackedRows.of([*pack(_documents(learner.teacher.vocab_size), 64)])
-            optimizer, losses = Optimizer(learner.module, 1e-2, warmup=0.1, clip=1.0), []
-            before = {name: weight.detach().clone() for name, weight in learner.module.named_parameters()}
+            optimizer, losses = Optimizer(learner.network, 1e-2, warmup=0.1, clip=1.0), []
+            before = {name: weight.detach().clone() for name, weight in learner.network.named_parameters()}
             for step in range(NUM_STEPS):
                 loss = _loss(learner, rows)
                 loss.backward()
@@ -84,7 +84,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SimpleN
 def test_a_few_steps_lower_the_loss_and_move_every_weight(kind: str, learned: Callable[[str], SimpleNamespace]) -> None:
     case = learned(kind)
     assert case.losses[-1] < 0.8 * case.losses[0]
-    now = {name: weight for name, weight in case.learner.module.named_parameters() if weight.requires_grad}
+    now = {name: weight for name, weight in case.learner.network.named_parameters() if weight.requires_grad}
     assert [name for name, weight in now.items() if weight.equal(case.before[name])] == []
 
 

@@ -38,7 +38,7 @@ def counts(documents: list[Document]) -> list[int]:
 
 
 def _train(learner: Learner, documents: list[Document], num_steps: int, learning_rate: float) -> None:
-    optimizer = Optimizer(learner.module, learning_rate, warmup=0.1, clip=1.0)
+    optimizer = Optimizer(learner.network, learning_rate, warmup=0.1, clip=1.0)
     stream = RowStream(lambda: documents[NUM_HELD_OUT:], SEQ_LEN, learner.max_len, seed=0)
     for step in range(num_steps):
         rows = PackedRows.of(stream.take(4))

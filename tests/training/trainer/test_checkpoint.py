@@ -36,7 +36,7 @@ def test_a_restored_training_is_the_one_that_was_interrupted(
         learner: Learner = (
             DraftLearner.load(DRAFT, teacher, "cpu") if what == "draft" else HeadLearner.new(teacher, range(300), 2)
         )
-        optimizer = Optimizer(learner.module, learning_rate=1e-3, warmup=0.1, clip=1.0)
+        optimizer = Optimizer(learner.network, learning_rate=1e-3, warmup=0.1, clip=1.0)
         return learner, optimizer, RowStream(lambda: documents, 128, learner.max_len, 0, place)
 
     whole = begin(Place())
@@ -51,5 +51,5 @@ def test_a_restored_training_is_the_one_that_was_interrupted(
     learner, optimizer, stream = begin(state.place)
     restore_weights(tmp_path, learner, optimizer)
     _steps(learner, optimizer, stream, range(state.step, NUM_STEPS))
-    for name, weight in whole[0].module.named_parameters():
-        assert torch.equal(weight, learner.module.get_parameter(name)), name
+    for name, weight in whole[0].network.named_parameters():
+        assert torch.equal(weight, learner.network.get_parameter(name)), name
