@@ -6,8 +6,9 @@ from decoding import SamplingParams
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
+from decoding.engine.rounds.overlapped.head_steps import HeadSteps
 from decoding.engine.rounds.overlapped.planned_rounds import _PlannedRound
-from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, ModelSteps, RowsNow
+from decoding.engine.rounds.overlapped.steps import DraftSteps, ModelSteps, RowsNow
 from decoding.network.language_model import LanguageModel
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import FixedSchedule

@@ -168,7 +168,7 @@ def test_a_draft_model_reads_what_it_lacks_of_a_row_in_its_first_step():
         start = start_of(row, num_newest)
         newest_BW = torch.tensor([[*start.before, start.previous, start.newest]])
         rows = RowsNow(torch.tensor([start.length]), newest_BW, torch.tensor([True]))
-        found.append(steps.first(rows, LENGTH)[0])
+        found.append(steps.first(rows, LENGTH, 1)[0])
         assert (is_level, newest_BW.shape[1] >= len(row) - num_known) == (True, True)
     assert all(torch.equal(logits_B1V, found[0]) for logits_B1V in found)
 
