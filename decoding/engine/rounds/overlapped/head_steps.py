@@ -6,8 +6,8 @@ kept in a ring, pair p at place p modulo its size. It holds those of two rounds:
 pairs of the older one are still there. A P-EAGLE head reads masks behind a row's last pair in the same forward.
 
 A head that fills in blocks (DFlash, DSpark) needs no ring: the keys and values of a feature follow from it alone, and
-the round that computes it stores them. Where a head states the chance that a token is accepted, nobody asks here: the
-target reads as many tokens as the host has planned.
+the round that computes it stores them. The chance that a token is accepted, which some heads state, shortens no draft
+here: the target reads as many tokens as the host has planned.
 
 Shapes: B rows (row b is in slot b), T tokens of each, N tokens in all, W pairs that a row may lack, with masks behind
 them, J positions of a round, K drafted tokens, V vocabulary, S slots, R places of a ring, H hidden size.
