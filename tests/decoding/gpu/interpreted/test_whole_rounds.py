@@ -69,7 +69,7 @@ def engine_of(
     other = noised(network, 0.1)
     target, drafter = on_kernels(network), NoDrafter()
     if draft in ("head", "masks"):
-        of_masks = {"kind": "peagle", "mask_token_id": 3, "num_speculative_tokens": 3} if draft == "masks" else {}
+        of_masks = {"kind": "peagle", "mask_token_id": 3, "num_speculative_tokens": 2} if draft == "masks" else {}
         generator, own = torch.Generator().manual_seed(4), Eagle3Network(replace(saved.config, **of_masks))
         for name, weight in own.named_parameters():
             known = saved.tensors.get(name, torch.ones(weight.shape))
@@ -79,7 +79,7 @@ def engine_of(
         kind = PEagleDrafter if of_masks else Eagle3Drafter
         drafter = kind(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
     elif draft == "blocks":  # the target's bias of a token by the one before, and what a random head adds
-        saved = perfect_blocks(reads_features=True, conv_kernel_size=2, conv_group_size=4)[1]
+        saved = perfect_blocks(reads_features=True, conv_kernel_size=2, conv_group_size=4, block_size=2)[1]
         own = random_network(saved.config)
         own.lm_head.weight.data *= 0.3
         for name in ("markov_w1", "markov_w2"):
@@ -118,8 +118,8 @@ def of_host(engine: Engine) -> Engine:
 @pytest.mark.parametrize(
     ("draft", "num_rows", "num_drafted"),
     [
-        ("masks", 2, 2),
-        ("blocks", 2, 2),
+        ("masks", 2, 3),  # a head of two
+        ("blocks", 2, 3),
         pytest.param("head", 4, 2, marks=pytest.mark.slow),
         pytest.param("model", 4, 2, marks=pytest.mark.slow),
         pytest.param("none", 4, 0, marks=pytest.mark.slow),
