@@ -82,8 +82,12 @@ class DFlashHead(SlotHead):
     def allocate(self, num_slots: int, num_positions: int) -> None:
         """Reserve a fresh cache of slots x positions, and room for a block behind the last one."""
         self.cache = KVCache(num_slots, num_positions + self.block_size)
-        if self._is_on_gpu and not self._cuts_blocks:  # our kernels read nothing that a row has not written
+        if self.takes_plans:  # our kernels read nothing that a row has not written
             self.cache = KVCache(num_slots, num_positions + self.block_size, self.device)
+
+    @property
+    def takes_plans(self) -> bool:
+        return self._is_on_gpu and not self._cuts_blocks
 
     @torch.inference_mode()
     def insert(self, features_NH: torch.Tensor, starts: Seq[int], lengths: Seq[int], slots: Seq[int]) -> None:
@@ -92,14 +96,22 @@ class DFlashHead(SlotHead):
         Row b has `lengths[b]` of them from position `starts[b]` of slot `slots[b]` on.
         """
         assert self.cache is not None, "allocate() comes first"
-        width, heads = max(lengths), self._heads
+        width = max(lengths)
         positions_BT = to_device(starts, self.device)[:, None] + torch.arange(width, device=self.device)
         packing = Packing.of(lengths, self.device, width, is_read_back=False)
         plan = self.cache.plan(self._slots(slots), positions_BT, max(starts) + width, packing)
-        num_tokens, num_layers = len(features_NH), len(self._layers)
+        self.insert_planned(features_NH, plan)
+
+    @torch.inference_mode()
+    def insert_planned(self, features_NH: torch.Tensor, plan: Plan) -> None:
+        """Store keys and values as `insert` does, at the places of a plan; nothing here waits for the device."""
+        assert self.cache is not None, "allocate() comes first"
+        self.cache.use(plan)
+        num_tokens, num_layers, heads = len(features_NH), len(self._layers), self._heads
         found_NL2GD = self._context(features_NH).view(num_tokens, num_layers, 2, heads.num_kv_heads, heads.head_size)
         cos_PD, sin_PD = self._rotary.reach(self.cache.num_positions)
-        cos_N1D, sin_N1D = cos_PD[plan.positions_N][:, None], sin_PD[plan.positions_N][:, None]
+        turns_N = plan.positions_N.clamp(max=len(cos_PD) - 1)  # padding may be beyond the end
+        cos_N1D, sin_N1D = cos_PD[turns_N][:, None], sin_PD[turns_N][:, None]
         for index, layer in enumerate(self._layers):
             keys_NGD, values_NGD = found_NL2GD[:, index].unbind(1)
             if layer.norms is not None:
@@ -116,15 +128,22 @@ class DFlashHead(SlotHead):
         assert self.cache is not None, "allocate() comes first"
         positions_BS = to_device(starts, self.device)[:, None] + torch.arange(self.block_size, device=self.device)
         plan = self.cache.plan(self._slots(slots), positions_BS, max(starts) + self.block_size, None)
-        tokens_NS = torch.full_like(positions_BS, self._mask_token_id)
+        return self.fill_in_planned(newest_N, plan, num_wanted)
+
+    @torch.inference_mode()
+    def fill_in_planned(self, newest_N: torch.Tensor, plan: Plan, num_wanted: int) -> Block:
+        """Fill in blocks as `fill_in` does, at the places of a plan; on a GPU nothing here waits for the device."""
+        assert self.cache is not None, "allocate() comes first"
+        self.cache.use(plan)
+        tokens_NS = newest_N.new_full((len(newest_N), self.block_size), self._mask_token_id)
         tokens_NS[:, 0] = newest_N
         hidden_XH = embedded(tokens_NS.flatten(), self._embedding) * self.network.config.input_embedding_scale
         for index, attention in enumerate(self._attentions(plan)):
             hidden_XH = self._through_layer(index, hidden_XH, attention)
-        states_NSH = self._final_norm(hidden_XH).view(*positions_BS.shape, -1)
+        states_NSH = self._final_norm(hidden_XH).view(*tokens_NS.shape, -1)
         states_NKH = states_NSH[:, self._first :]
         logits_XD = self.network.finished(self._lm_head(states_NKH[:, :num_wanted].flatten(0, 1)))
-        logits_NKD = logits_XD.view(len(starts), num_wanted, -1)
+        logits_NKD = logits_XD.view(len(newest_N), num_wanted, -1)
         return Block(states_NKH, logits_NKD, self._carried_into(states_NSH, newest_N))
 
     def _through_layer(self, index: int, hidden_XH: torch.Tensor, attention: SlotAttention) -> torch.Tensor:
@@ -214,7 +233,8 @@ class DFlashHead(SlotHead):
         assert self.cache is not None
         tables_PD = self._rotary.reach(self.cache.num_positions)
         here = self._heads, plan.positions_N, self.cache
-        ends_BS = plan.positions_BT[:, -1:].repeat(1, self.block_size)
+        own_BS = plan.positions_N.view(-1, self.block_size)
+        ends_BS = own_BS[:, -1:].repeat(1, self.block_size)
         all_seen = replace(plan, positions_BT=ends_BS, positions_N=ends_BS.flatten())
         of_kind: dict[bool, SlotAttention] = {}  # by whether a layer slides
         if not all(self._slides):
@@ -223,7 +243,6 @@ class DFlashHead(SlotHead):
             assert self._window is not None
             seen = plan if self._sliding_is_causal else all_seen
             if self._cuts_blocks:
-                own_BS = plan.positions_BT
                 first_seen_BS = own_BS - self._window + 1 if self._window_moves else own_BS[:, :1] - self._window
                 last_seen_BS = seen.positions_BT.minimum(own_BS + self._window - 1)  # of a window that is not causal
                 of_kind[True] = TorchAttention(

@@ -66,11 +66,6 @@ class Eagle3Head(SlotHead):
         plan = self.cache.plan(self._slots(slots), positions_BT, max(starts) + width, packing)
         return self.read_planned(tokens_N, states_NH, plan, is_wanted=is_wanted)
 
-    @property
-    def takes_plans(self) -> bool:
-        """Whether `read_planned` may be part of a recording, with rows that only the device knows."""
-        return self._is_on_gpu and not self.block_tokens
-
     @torch.inference_mode()
     def read_planned(
         self, tokens_N: torch.Tensor, states_NH: torch.Tensor, plan: Plan, *, is_wanted: bool = True

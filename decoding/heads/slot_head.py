@@ -60,6 +60,11 @@ class SlotHead(ABC):
         self._window = config.sliding_window
 
     @property
+    def takes_plans(self) -> bool:
+        """Whether what drafts may be part of a recording, with rows that only the device knows."""
+        return self._is_on_gpu
+
+    @property
     def weights(self) -> LiveWeights:
         """The head's own weights, which all that share the head have."""
         return LiveWeights(self.network, self.network.lent, self._renew)

@@ -52,6 +52,7 @@ class StandInGpu(TorchDispatchMode):
         self.has_failed = False
         self.refuses = False  # to record anything
         self.num_captured = self.num_refused = self.num_replays = self.num_waits = 0
+        self.num_idle_waits = 0  # behind which the device has no recording to do
         self.default_stream: object = _Stream()
         self.stream = self.default_stream
         self._tape: Tape | None = None
@@ -261,12 +262,13 @@ class _Event:
     """A CUDA event."""
 
     def __init__(self, gpu: StandInGpu) -> None:
-        self._gpu, self._num_copies = gpu, 0
+        self._gpu, self._num_copies, self._num_replays = gpu, 0, 0
 
     def record(self) -> None:
-        self._num_copies = self._gpu.num_sent
+        self._num_copies, self._num_replays = self._gpu.num_sent, self._gpu.num_replays
 
     def synchronize(self) -> None:
+        self._gpu.num_idle_waits += self._gpu.num_replays == self._num_replays
         self._gpu.wait(self._num_copies)
 
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence as Seq
 
 from decoding.cache.pages import NoPageError
 from decoding.drafters.base import Drafter, NoDrafter
-from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.in_turn import InTurn
 from decoding.drafters.lookups.offers import LookupDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.engine.rounds.admission import Admission
 from decoding.engine.rounds.commits import Commits
 from decoding.engine.rounds.host_rounds import HostRounds
@@ -187,7 +187,7 @@ def recorded_rounds(
     is_recorded = target.device.type == "cuda" and os.environ.get("DRAY_GRAPHS", "on") != "off"
     assert isinstance(target, LanguageModel)
     part = drafter.parts[-1]
-    drafting = part if isinstance(part, ModelDrafter | Eagle3Drafter) else None
+    drafting = part if isinstance(part, ModelDrafter | HeadDrafter) else None
     looks_up = isinstance(drafter, LookupDrafter | HybridDrafter)
     ahead = RoundsAhead(target, drafting, num_slots, CudaRecorder() if is_recorded else None, looks_up=looks_up)
     return ahead, PlannedRounds(target, drafter, rule, num_slots, ahead)
@@ -196,14 +196,14 @@ def recorded_rounds(
 def can_be_recorded(target: Target, drafter: Drafter, rule: Rule) -> bool:
     """Tell whether rounds of these can be recorded.
 
-    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens, an
-    EAGLE-3 head that drafts token by token, or none, each with a lookup or without, no close call may be decided by the
-    host, and no other drafter may read the target's features.
+    The layers of target and draft must run on our GPU kernels, the draft must be a model with the target's tokens, a
+    head that `takes_plans`, or none, each with a lookup or without, no close call may be decided by the host, and no
+    other drafter may read the target's features.
     """
     if rule.text_depends_on_draft or not isinstance(target, LanguageModel) or target.close_call:
         return False
     models, part = [target], drafter.parts[-1]
-    if isinstance(part, Eagle3Drafter):
+    if isinstance(part, HeadDrafter):
         return part.head.takes_plans and target.fused is not None and target.fused.is_on_gpu
     if target.tap:
         return False

@@ -5,8 +5,9 @@ import torch
 
 from decoding import SamplingParams
 from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.engine.rounds.overlapped.head_steps import HeadSteps
 from decoding.engine.rounds.overlapped.inputs import rounded_width
-from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
+from decoding.engine.rounds.overlapped.steps import RowsNow
 from decoding.sampling.verdicts import RowVerdict
 from decoding.sequence import Sequence
 from tests.decoding.heads.tiny_heads import head_config, random_head

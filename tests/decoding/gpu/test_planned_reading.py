@@ -3,11 +3,13 @@
 import torch
 
 from decoding import SamplingParams
+from decoding.drafters.block_drafter import DFlashDrafter
 from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
+from decoding.engine.rounds.overlapped.head_steps import BlockSteps, HeadSteps
 from decoding.engine.rounds.overlapped.planned_rounds import _PlannedRound
-from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, ModelSteps, RowsNow
+from decoding.engine.rounds.overlapped.steps import DraftSteps, ModelSteps, RowsNow
 from decoding.network.language_model import LanguageModel
 from decoding.pace.draft_lengths import DraftPlan
 from decoding.pace.schedule import FixedSchedule
@@ -16,7 +18,7 @@ from decoding.sampling.rows import Rows, sampling_batch
 from decoding.sampling.rules import COUPLED
 from decoding.sampling.verdicts import SentVerdicts, Verdicts
 from decoding.sequence import Sequence
-from tests.decoding.heads.tiny_heads import head_config, random_head
+from tests.decoding.heads.tiny_heads import block_config, head_config, random_head
 from tests.decoding.tiny import build, llama_config
 
 CPU = torch.device("cpu")
@@ -62,6 +64,15 @@ def test_the_last_pair_of_a_row_that_was_judged_again_has_the_token_of_the_secon
     assert all(steps.level(rows, [3, 3])[0])
     last = [int(steps._tokens_SR[slot, (len(row) - 2) % steps._size]) for slot, row in enumerate(rows)]
     assert last == [row.token_ids[-1] for row in rows] == [3, 2]
+
+
+def test_a_head_that_fills_in_blocks_drafts_for_rows_of_which_it_has_all_features_but_the_newest_tokens():
+    steps, rows = BlockSteps(DFlashDrafter(random_head(block_config())[0], 2, 64)), two_rows()
+    steps.slots.num_known = [6 - 1, 9 - 2]
+    assert steps.level(rows, [3, 3])[0] == [True, False]
+    read(steps, rows, [[7, 8, 9], []], [0])
+    assert steps.level(rows, [3, 3])[0] == [True, True]
+    assert steps.levels(rows, [True, True], [True, False], is_drafted=False) == [True, False]
 
 
 def test_rounds_with_grammars_have_the_same_memory_and_no_mask_of_an_earlier_one():

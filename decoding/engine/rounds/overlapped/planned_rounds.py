@@ -16,7 +16,7 @@ from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import RoundInputs
 from decoding.engine.rounds.overlapped.rounds_ahead import RoundsAhead, recordings_can_pick, start_of
-from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps
+from decoding.engine.rounds.overlapped.steps import DraftSteps
 from decoding.engine.rounds.round import Decided, Running, Started
 from decoding.network.language_model import LanguageModel
 from decoding.pace.schedule import Schedule
@@ -41,7 +41,7 @@ class _PlannedRound(HostRound):
             if verdict.is_finite and self.steps is not None and self.is_level[slot]:
                 num_drafted = min(num_steps, 1) if self.given[slot] else num_steps
                 self.steps.note(slot, slot, sequence, verdict, num_drafted)
-                if slot in corrected and isinstance(self.steps, HeadSteps):
+                if slot in corrected:
                     self.steps.take_back(slot)
             if verdict.is_finite and self.counts is not None and slot not in corrected:
                 self.counts.note(slot, sequence, verdict.num_accepted + 1)
@@ -78,7 +78,7 @@ class PlannedRounds(HostRounds):
             of_rows = zip(rows, asked.num_draft_tokens, asked.uses_lookup, given, strict=True)
             limits = [0 if up or own else max(0, min(most, steps.max_len - len(row))) for row, most, up, own in of_rows]
             is_level, num_newest = steps.level(rows, limits)
-            limits = [limit if level else 0 for limit, level in zip(limits, is_level, strict=True)]
+            limits = [min(limit, steps.most) if level else 0 for limit, level in zip(limits, is_level, strict=True)]
         starts = {slot: start_of(row, num_newest) for slot, row in enumerate(rows)}
         inputs = RoundInputs(limits, [True] * len(rows), starts, given if any(given) else (), num_newest)
         table = planned.sampling.table

@@ -24,7 +24,7 @@ from decoding.cache.features import Features
 from decoding.engine.rounds.overlapped.counts import SlotCounts
 from decoding.engine.rounds.overlapped.grammars import GrammarBuffers, RoundGrammars
 from decoding.engine.rounds.overlapped.inputs import Given, InputBuffers, RoundInputs, reach_of, rounded_width
-from decoding.engine.rounds.overlapped.steps import DraftSteps, HeadSteps, RowsNow, plan_of
+from decoding.engine.rounds.overlapped.steps import DraftSteps, RowsNow, plan_of
 from decoding.fused.recordings import Key, Recordings, power_of_two, rounded
 from decoding.gpu.attention import CHUNK
 from decoding.gpu.pick_table import Column, PickTable
@@ -191,7 +191,7 @@ class DeviceRounds:
         is_finite_B = steps.slots.is_finite_S[:num_rows]
         drafted_BK = rows.lengths_B.new_zeros(num_rows, sizes.num_steps)
         num_finite_B = torch.zeros_like(rows.lengths_B)
-        found = steps.first(rows, sizes.reach, is_wanted=sizes.num_steps > 0)
+        found = steps.first(rows, sizes.reach, sizes.num_steps)
         for step in range(sizes.num_steps):
             if step:
                 found = steps.next(rows, drafted_BK[:, step - 1 : step], found, step, sizes.reach)
@@ -242,7 +242,7 @@ class DeviceRounds:
         features = None if self._target.tap is None else Features(self._target.tap)
         logits_MV = self._target.run_planned(fed_BJ[row_N, place_N], wanted_BJ.flatten(), plan, features)
         if features is not None:
-            assert isinstance(self.steps, HeadSteps), "a drafter would miss the features"
+            assert self.steps is not None, "a drafter would miss the features"
             self.steps.keep_features(rows, features.take()[wanted_BJ])
         return logits_MV.view(num_rows, len(index_J), -1)
 
@@ -262,7 +262,7 @@ class DeviceRounds:
         picks = pick(allowed_BJV, PickInputs(table, buffers.no_biases, rows.lengths_B, padded_BK, counted), first=0)
         accepted_B, next_B = accept_if_equal(picks.token_ids_BJ, padded_BK, num_drafted_B)
         written_BJ = written(accepted_B, next_B, padded_BK, logits_BJV.shape[-1])
-        if isinstance(self.steps, HeadSteps):
+        if self.steps is not None:
             self.steps.keep_tokens(rows, written_BJ)
         if sizes.has_counts:
             self.counts.add(rows, buffers.columns_BC, written_BJ, accepted_B)

@@ -11,13 +11,15 @@ is planned by the host (`planned_rounds.py`), after the one that is under way ha
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
-from decoding.drafters.head_drafters import Eagle3Drafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.stepwise import HeadDrafter
 from decoding.engine.rounds.overlapped.counts import SlotCounts
+from decoding.engine.rounds.overlapped.head_steps import steps_of
 from decoding.engine.rounds.overlapped.inputs import RoundInputs, Start
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
-from decoding.engine.rounds.overlapped.steps import DraftSteps, steps_of
+from decoding.engine.rounds.overlapped.steps import DraftSteps
 from decoding.engine.rounds.round import Decided, Running, Started, Starter
 from decoding.fused.recordings import Recorder, Recordings
 from decoding.gpu.pick_table import PickTable
@@ -75,7 +77,7 @@ class RoundsAhead(Starter):
     def __init__(
         self,
         target: LanguageModel,
-        drafter: ModelDrafter | Eagle3Drafter | None,
+        drafter: ModelDrafter | HeadDrafter[Any] | None,
         num_slots: int,
         record: Recorder | None,
         looks_up: bool = False,
@@ -124,7 +126,7 @@ class RoundsAhead(Starter):
             of_before = (None, False) if before is None else (before.is_level, before.num_drafted > 0)
             is_level = steps.levels(rows, is_known, *of_before)
             if not steps.catches_up:
-                limits = [limit if level else 0 for limit, level in zip(limits, is_level, strict=True)]
+                limits = [min(limit, steps.most) if level else 0 for limit, level in zip(limits, is_level, strict=True)]
         if isinstance(self._drafter, ModelDrafter):
             behind = [slot for slot, limit in enumerate(limits) if limit and not is_level[slot]]
             if behind and before is not None:
@@ -179,7 +181,8 @@ class RoundsAhead(Starter):
             if self.record is not None:
                 likely = Sequence.create([0], SamplingParams())  # with the model's own end tokens alone
                 table = self._table_of((likely,) * self._num_slots)
-                self.device_rounds.prepare(table, min(schedule.ceiling, _MOST_PREPARED))
+                most_drafted = _MOST_PREPARED if steps is None else min(steps.most, _MOST_PREPARED)
+                self.device_rounds.prepare(table, min(schedule.ceiling, most_drafted))
         return self.device_rounds
 
     def _table_of(self, rows: Running) -> PickTable:

@@ -3,6 +3,8 @@
 The kernels run in Triton's interpreter, on models of two layers and a few tokens: it is thousands of times slower.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -10,22 +12,25 @@ from transformers import PreTrainedModel
 from benchmarks.roofline.launched import FIRST_STEP_KERNELS, KEEP_KERNELS, NEXT_STEP_KERNELS
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
 from decoding.drafters.base import NoDrafter
-from decoding.drafters.head_drafters import Eagle3Drafter
+from decoding.drafters.block_drafter import DFlashDrafter
+from decoding.drafters.head_drafters import Eagle3Drafter, PEagleDrafter
 from decoding.drafters.hybrid import HybridDrafter
 from decoding.drafters.lookups.suffix import SuffixDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.engine.rounds.host_rounds import HostRounds
+from decoding.engine.rounds.overlapped.head_steps import HeadSteps
 from decoding.engine.rounds.overlapped.rounds import DeviceRounds
-from decoding.engine.rounds.overlapped.steps import HeadSteps, RowsNow
+from decoding.engine.rounds.overlapped.steps import RowsNow
 from decoding.fused.recordings import CudaRecorder
 from decoding.grammar.grammars import Grammars
+from decoding.heads.dflash_head import DFlashHead
 from decoding.heads.eagle3_head import Eagle3Head
 from decoding.heads.format.networks import Eagle3Network
 from decoding.network.language_model import LanguageModel
 from decoding.sampling.rules import COUPLED
 from tests.decoding.gpu.operations import Operations
 from tests.decoding.grammar.tiny_grammars import END
-from tests.decoding.heads.tiny_heads import perfect_pair
+from tests.decoding.heads.tiny_heads import perfect_blocks, perfect_pair, random_network
 from tests.decoding.tiny import build, llama_config, noised
 
 PROMPTS = [[1, 2, 3, 4] * 2, [5, 6, 5], [9], [1, 2, 3, 4] * 2 + [8], [3, 1]]
@@ -56,19 +61,30 @@ def engine_of(
 ) -> Engine:
     """An engine over a target and a draft that knows it but for some noise; a head reads the features of each token.
 
+    It reads "masks" behind its pairs (P-EAGLE) or fills in "blocks" (DSpark), or drafts token by token ("head").
     Only with a seed does the next token depend on others than the newest one.
     """
     network, saved = perfect_pair(reads_features=True)
     network = network if seed is None else build(llama_config(), seed)
     other = noised(network, 0.1)
     target, drafter = on_kernels(network), NoDrafter()
-    if draft == "head":
-        generator, own = torch.Generator().manual_seed(4), Eagle3Network(saved.config)
+    if draft in ("head", "masks"):
+        of_masks = {"kind": "peagle", "mask_token_id": 3, "num_speculative_tokens": 2} if draft == "masks" else {}
+        generator, own = torch.Generator().manual_seed(4), Eagle3Network(replace(saved.config, **of_masks))
         for name, weight in own.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator) * saved.tensors[name].std()
-            weight.data.copy_(saved.tensors[name] + 0.1 * noise)
+            known = saved.tensors.get(name, torch.ones(weight.shape))
+            noise = torch.randn(weight.shape, generator=generator) * known.std()
+            weight.data.copy_(known + 0.1 * noise)
         own.layers[0].self_attn.q_proj.bias.data *= 0.01  # pairs see those before them, too
-        drafter = Eagle3Drafter(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
+        kind = PEagleDrafter if of_masks else Eagle3Drafter
+        drafter = kind(Eagle3Head(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
+    elif draft == "blocks":  # the target's bias of a token by the one before, and what a random head adds
+        saved = perfect_blocks(reads_features=True, conv_kernel_size=2, conv_group_size=4, block_size=2)[1]
+        own = random_network(saved.config)
+        own.lm_head.weight.data *= 0.3
+        for name in ("markov_w1", "markov_w2"):
+            getattr(own.markov_head, name).weight.data.copy_(saved.tensors[f"markov_head.{name}.weight"])
+        drafter = DFlashDrafter(DFlashHead(own.bfloat16(), None, saved.config.layer_ids), num_slots, LENGTH)
     elif draft == "model":
         drafter = ModelDrafter(on_kernels(other), target.vocab_size, num_slots, LENGTH)
     elif draft == "suffix":
@@ -102,7 +118,8 @@ def of_host(engine: Engine) -> Engine:
 @pytest.mark.parametrize(
     ("draft", "num_rows", "num_drafted"),
     [
-        ("head", 2, 1),
+        ("masks", 2, 3),  # a head of two
+        ("blocks", 2, 3),
         pytest.param("head", 4, 2, marks=pytest.mark.slow),
         pytest.param("model", 4, 2, marks=pytest.mark.slow),
         pytest.param("none", 4, 0, marks=pytest.mark.slow),
@@ -140,9 +157,9 @@ def test_the_steps_of_a_head_launch_as_many_kernels_as_a_round_is_predicted_to_t
     steps, rows = HeadSteps(drafter, 3, 2), RowsNow(torch.tensor([5, 6, 7]), torch.zeros(3, 2), torch.ones(3) > 0)
     nothing_B1, nothing_BJ = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64)
     features_BJH = torch.zeros(3, 3, drafter.head.hidden_size).bfloat16()
-    steps.first(rows, LENGTH)  # which allocates the cache
+    steps.first(rows, LENGTH, 2)  # which allocates the cache
     with Operations() as first:
-        found = steps.first(rows, LENGTH)
+        found = steps.first(rows, LENGTH, 2)
     with Operations() as later:
         steps.next(rows, nothing_B1, found, 1, LENGTH)
     with Operations() as kept:
@@ -154,11 +171,12 @@ def test_the_steps_of_a_head_launch_as_many_kernels_as_a_round_is_predicted_to_t
 
 
 @pytest.mark.slow
-def test_rows_that_come_go_and_change_slots_draft_with_their_own_features():
+@pytest.mark.parametrize("draft", ["head", "masks", "blocks"])
+def test_rows_that_come_go_and_change_slots_draft_with_their_own_features(draft):
     """Rows share a prefix, lose their slots with a round under way, and run beside a row that the host must start."""
-    engine, rows, plain, expected = engine_of("head", 3, 2), *(numbered() for _ in range(3))
+    engine, rows, plain, expected = engine_of(draft, 3, 2), *(numbered() for _ in range(3))
     list(engine_of("none", 3, 0).stream(plain))
-    list(of_host(engine_of("head", 3, 2)).stream(expected))
+    list(of_host(engine_of(draft, 3, 2)).stream(expected))
     biased = SamplingParams(**{**PLAIN, "max_tokens": 2, "logit_bias": {3: 1.0}})
     other = Sequence.create([4, 4], biased, run_seed=1, row=len(rows))
     engine.submit([*rows[:3], other, *rows[3:]])
