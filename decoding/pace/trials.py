@@ -187,7 +187,7 @@ class Trials:
         if self._rest_speed and self._is_slower_than_rest_was():
             self._num_before[REST] = 0
         due = [way for way, before in self._num_before.items() if before <= 0 and way != settled]
-        if not due:
+        if not due or len(self._lately) < _LENGTH:  # with which a trial is compared
             return
         num_row_rounds = self.tallies[self.settled].num_row_rounds
         if num_row_rounds < _FIRST_ROW_ROUNDS:
@@ -247,7 +247,7 @@ class Trials:
             self._tried_before, self._tried = self._tried, []
             return
         self._turn_to(self.settled)
-        is_first = sum(tally.num_trials for tally in self.tallies.values()) == 1
+        is_first = self._challenger == REST and sum(tally.num_trials for tally in self.tallies.values()) == 1
         if _SLOW < ratio < (_SURE if is_first else _FAST) and not self._tried_before:
             self.keeps_features, self._behind = False, []
         else:

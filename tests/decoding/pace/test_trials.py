@@ -104,6 +104,14 @@ def test_a_drafter_that_an_engine_begins_with_goes_to_rest_at_the_end_of_the_fir
     assert drafted == num_before_rest
 
 
+def test_another_drafter_is_compared_with_rounds_behind_its_trial_though_it_is_the_first_of_all():
+    trials, num_rounds = Trials((False, False)), 0
+    while trials.settled == 0:  # rest is not tried: drafts are clearly faster
+        num_rounds += not trials.is_trial
+        trials.observe(Round(2.0, 1 / 1.15 if trials.is_trial else 1.0), num_rows=16)
+    assert num_rounds == 17 + 26
+
+
 def test_one_slow_round_decides_nothing():
     trials, rested = Trials(), 0
     for number in range(2000):

@@ -41,6 +41,17 @@ def test_a_drafter_that_stops_paying_is_dropped_and_comes_back_when_it_pays_agai
     assert all(number > 900 for _, number in last)
 
 
+def test_a_trial_waits_for_rounds_of_the_way_that_has_just_settled():
+    """Else it would be compared with one round, in which that drafter reads what it missed."""
+    trials, num_settled = Trials((False,) * 5), 0
+    while trials.settled != 4:
+        was_trial = trials.is_trial
+        has_changed = trials.observe(Round(1.0, 1 / [0.7, 1.5, 0.6, 0.8, 2.4, 1.0][trials.way]), num_rows=16)
+        num_settled = 0 if has_changed else num_settled + (not was_trial)
+        assert num_settled >= 12 or was_trial or not trials.is_trial
+    assert trials.tallies[1].num_rounds >= 12
+
+
 def test_features_of_a_head_go_on_before_its_trial_until_rows_can_draft_and_no_longer():
     trials, prepared = Trials((False, True)), 0
     for _ in range(3000):
