@@ -50,17 +50,16 @@ class InTurn(Drafter):
 
     @torch.inference_mode()
     def _change(self, turn: int, drafters: frozenset[int], rows: Seq[Sequence]) -> bool:
-        self._told = turn, drafters
         awake = self._with_always(part for each in sorted(drafters) for part in self.drafters[each].parts)
-        self._turn = turn
+        for part in awake:
+            if part not in self._awake:
+                self._wake(part, rows)  # which may find no page, and comes again then
+        self._told, self._turn = (turn, drafters), turn
         if awake == self._awake:
             return False
         for part in self._awake:
             if part not in awake:
                 self._missed[part] = set(range(self._num_slots))
-        for part in awake:
-            if part not in self._awake:
-                self._wake(part, rows)
         self._awake, self._tap = awake, _all_of(awake)
         return True
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from decoding import Engine, EngineOptions, SamplingParams, Sequence
+from decoding.cache.pages import NoPageError
 from decoding.drafters.lookups.suffix import SuffixDrafter
+from decoding.drafters.model import ModelDrafter
 from decoding.engine.draft_folder import read_replacement
 from decoding.pace.adaptive_schedule import AdaptiveSchedule
 from decoding.pace.schedule import FixedSchedule
@@ -94,6 +96,20 @@ def test_in_a_rest_that_goes_on_newcomers_begin_in_no_slot_of_a_draft(folders):
     run(engine, numbered(PROMPTS, max_tokens=9, temperature=0))
     assert model.slots.num_known == known
     assert any(known)
+
+
+def test_a_model_that_finds_no_page_as_it_wakes_wakes_in_the_next_round(folders, monkeypatch):
+    engine = _engine(folders.target, ("none", None), ("model", folders.target))
+    sequences = numbered(PROMPTS, max_tokens=20, temperature=0)
+    engine.submit(sequences)
+    engine.step()
+    _turn_to(engine, 1)
+    with monkeypatch.context() as full:
+        full.setattr(ModelDrafter, "admit", lambda *_: (_ for _ in ()).throw(NoPageError))
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert all(drafted == accepted > 0 for drafted, accepted in _counts(sequences))
 
 
 def test_a_head_drafts_the_rows_that_begin_in_its_turn_as_it_does_alone():
