@@ -61,7 +61,7 @@ class SlotHead(ABC):
 
     @property
     def takes_plans(self) -> bool:
-        """Whether what drafts may be part of a recording, with rows that only the device knows."""
+        """Whether its forwards may be part of a recording, for rows that only the device knows."""
         return self._is_on_gpu
 
     @property

@@ -44,7 +44,7 @@ class DraftSteps(ABC):
 
     reads_always = False  # whether a round without a draft reads, too
     catches_up = False  # whether the drafter can read what a row lacks, whatever that is
-    most = MOST_GIVEN  # tokens that it can draft
+    most = MOST_GIVEN  # tokens that it can draft for a row in a round
 
     def __init__(self, drafter: ModelDrafter | HeadDrafter[Any]) -> None:
         self.slots, self.max_len = drafter.slots, drafter.max_len

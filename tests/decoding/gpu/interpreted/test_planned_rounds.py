@@ -124,7 +124,7 @@ def structured(num_rows: int, **fields: object) -> list[Sequence]:
 @pytest.mark.parametrize(
     ("draft", "num_rows", "num_drafted", "fields"),
     [
-        ("blocks", 2, 1, {"max_tokens": 10}),
+        ("blocks", 2, 3, {"max_tokens": 8}),  # a head of two
         pytest.param("masks", 2, 2, {}, marks=pytest.mark.slow),
         pytest.param("model", 3, 1, {"logprobs": 1}, marks=pytest.mark.slow),
         pytest.param("none", 2, 0, {}, marks=pytest.mark.slow),

@@ -116,21 +116,24 @@ def of_host(engine: Engine) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("draft", "num_rows", "num_drafted"),
+    ("draft", "num_rows", "num_drafted", "num_tokens"),
     [
-        ("masks", 2, 3),  # a head of two
-        ("blocks", 2, 3),
-        pytest.param("head", 4, 2, marks=pytest.mark.slow),
-        pytest.param("model", 4, 2, marks=pytest.mark.slow),
-        pytest.param("none", 4, 0, marks=pytest.mark.slow),
+        ("masks", 2, 3, 8),  # a head of two, and so is the next one
+        ("blocks", 2, 3, 8),
+        pytest.param("head", 4, 2, 12, marks=pytest.mark.slow),
+        pytest.param("model", 4, 2, 12, marks=pytest.mark.slow),
+        pytest.param("none", 4, 0, 12, marks=pytest.mark.slow),
     ],
 )
 def test_recorded_rounds_do_what_the_host_does_with_few_operations_and_one_wait(
-    gpu, monkeypatch, draft, num_rows, num_drafted
+    gpu, monkeypatch, draft, num_rows, num_drafted, num_tokens
 ):
     """Rows with log-probabilities and with penalties are among them."""
-    monkeypatch.setattr(DeviceRounds, "prepare", lambda *_: None)  # of rounds without these
-    engine, expected, found = engine_of(draft, num_rows, num_drafted), numbered(num_rows), numbered(num_rows)
+    prepared = []  # rounds without these, by the most drafted tokens
+    monkeypatch.setattr(DeviceRounds, "prepare", lambda _, __, most_drafted: prepared.append(most_drafted))
+    fields = [{**own, "max_tokens": num_tokens} for own in FIELDS]
+    engine = engine_of(draft, num_rows, num_drafted)
+    expected, found = numbered(num_rows, fields), numbered(num_rows, fields)
     list(of_host(engine_of(draft, num_rows, num_drafted)).stream(expected))
     engine.lanes[0].ahead.record = CudaRecorder()
     engine.submit(found)
@@ -149,6 +152,7 @@ def test_recorded_rounds_do_what_the_host_does_with_few_operations_and_one_wait(
     assert [row.logprobs for row in found] == [row.logprobs for row in expected]
     assert sum(row.num_accepted_tokens for row in found) >= 2 * num_drafted
     assert not gpu.num_refused
+    assert prepared == [max(1, min(num_drafted, 2))], "no longer ones than a head drafts"
 
 
 @torch.inference_mode()
