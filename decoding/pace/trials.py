@@ -73,7 +73,7 @@ class Trials:
         self._num_before = dict.fromkeys(self.tallies, _FIRST)  # rounds before each way's trial
         self._intervals = dict.fromkeys(self.tallies, _INTERVAL)
         self._num_row_rounds = 0
-        self._rest_speed = 0.0  # in the last trial, if the drafter goes on after it
+        self._rest_speed = 0.0  # when a drafter was last compared with it
         self._usual = UsualSpeed()
         self._is_second = False  # whether the next trial, or that of now, tries once more what seemed faster
         self.evidence = Evidence()  # of drafters beside the settled one
@@ -184,7 +184,7 @@ class Trials:
             num_before[way] -= 1
         if not num_before[settled] % _FIRST:
             self._watch_speed()
-        if self._rest_speed and self._is_slower_than_rest_was():
+        if settled != REST and self._rest_speed and self._is_slower_than_rest_was():
             self._num_before[REST] = 0
         due = [way for way, before in self._num_before.items() if before <= 0 and way != settled]
         if not due or len(self._lately) < _LENGTH:  # with which a trial is compared
@@ -222,7 +222,7 @@ class Trials:
             self.evidence = Evidence()
 
     def _is_slower_than_rest_was(self) -> bool:
-        """Tell whether drafts that seemed to pay in the last trial were slower since than rest was in it."""
+        """Tell whether drafts that seemed to pay were slower lately than rest was when both were compared last."""
         if self._num_before[REST] % _FIRST or len(self._lately) < (self._lately.maxlen or 0):
             return False
         return speed_of(self._lately) < self._rest_speed
@@ -274,20 +274,19 @@ class Trials:
             self._put_off(_FIRST + 1)
             self._num_before[way] = _FIRST
             return
-        self._rest_speed = 0.0 if way == REST else self._rest_speed
+        if REST in (way, self.settled):
+            self._rest_speed = speed_of(counted if way == REST else settled)
         if ratio > needed:
             was, is_dear = self.settled, self._reads(self.settled)
             self.evidence.turn(self.settled, way)
             self._settle(way)
             self._lately.clear()
-            self._rest_speed, self._usual = 0.0, UsualSpeed()
+            self._usual = UsualSpeed()
             # Rows that are under way cannot draft when a head wakes.
             self._wait(was, _LONG_INTERVAL if ratio > _FAST or is_dear else _INTERVAL)
             return
         # Tokens that the settled way would have written beyond the trial's in its time, and the rounds they take.
         tried = self._waited + self._tried_before + self._tried
-        if way == REST:
-            self._rest_speed = speed_of(counted)
         num_lost = speed_of(settled) * sum(each.time for each in tried) - num_tokens_of(tried)
         num_rounds = num_lost * len(settled) / num_tokens_of(settled)
         num_rounds *= len(self.has_features) / _MAX_LOSS  # all drafters share what may be lost

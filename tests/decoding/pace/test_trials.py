@@ -269,3 +269,16 @@ def test_drafts_that_become_slower_than_rest_was_are_tried_against_it_before_the
     assert not any(rounds(20, of_drafts=2.0))
     assert any(rounds(60, of_drafts=2.0))
     assert all(rounds(100, of_drafts=2.0))
+
+
+def test_a_drafter_that_a_trial_took_for_the_faster_way_by_mistake_rests_again_soon():
+    trials = Trials()
+    while trials.settled == 0:
+        trials.observe(Round(1.0, 1.0 if trials.is_resting else 2.0), num_rows=16)
+    while trials.is_resting or trials.is_trial:
+        trials.observe(Round(1.0, 1.0 if trials.is_resting else 0.5), num_rows=16)
+    num_rounds = 0
+    while not trials.is_resting:
+        trials.observe(Round(1.0, 1.25), num_rows=16)
+        num_rounds += 1
+    assert num_rounds <= 48 + 16, "as many rounds as are kept, and until the next look at them"

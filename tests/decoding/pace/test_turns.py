@@ -52,6 +52,16 @@ def test_a_trial_waits_for_rounds_of_the_way_that_has_just_settled():
     assert trials.tallies[1].num_rounds >= 12
 
 
+def test_rest_that_lost_much_beside_one_drafter_is_tried_soon_beside_another_one_that_becomes_slower():
+    trials = Trials((False,) * 6)
+    ways(lambda _: [1.4, 0.6, *[0.4] * 4, 1.2], trials, num_rounds=2000, noise=0.0)
+    assert trials.settled == 0
+    while trials.settled != 1:
+        ways(lambda _: [1.4, 1.49, *[0.4] * 4, 1.2], trials, num_rounds=1, noise=0.0)
+    ways(lambda _: [0.6, 1.1, *[0.4] * 4, 1.2], trials, num_rounds=200, noise=0.0)
+    assert trials.settled == REST
+
+
 def test_features_of_a_head_go_on_before_its_trial_until_rows_can_draft_and_no_longer():
     trials, prepared = Trials((False, True)), 0
     for _ in range(3000):
