@@ -45,7 +45,7 @@ def learner_of(kind: str, target: Path) -> AheadLearner:
 
 def learn(learner: AheadLearner, kind: str, num_steps: int) -> None:
     """Teach a head by its target's distributions on texts of the corpus."""
-    optimizer = Optimizer(learner.module, _LEARNING_RATE, warmup=0.05, clip=1.0)
+    optimizer = Optimizer(learner.network, _LEARNING_RATE, warmup=0.05, clip=1.0)
     started, recent = time.perf_counter(), 0.0
     data = batches(AutoTokenizer.from_pretrained(_BUNDLED), kind, num_steps)
     for step, (ids_BT, is_real_BT) in enumerate(data, 1):
