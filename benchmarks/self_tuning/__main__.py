@@ -78,7 +78,7 @@ def main(arguments: Seq[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = parser_of("self_tuning", __doc__)
     flag = parser.add_argument
-    flag("--seconds", type=float, default=16.0, help="that the best setting takes to write all rows, about")
+    flag("--seconds", type=float, default=11.0, help="that the best setting takes to write all rows, about")
     flag("--repeats", type=int, default=3)
     flag("--only", type=int, nargs="*", help="numbers of workloads, from 1")
     flag("--clock", choices=("seconds", "cpu_seconds"), default="seconds", help="cpu_seconds on a busy machine")
