@@ -14,8 +14,8 @@ import torch
 
 from decoding.device import is_device_fault, is_out_of_memory
 
-# That a recording has of a layer: four products, what adds their parts (two norms, the heads' rotation), and attention,
-# if a program has all of a row. A layer with more norms has more.
+# Kernels of a layer in a recording: four products, three that add their parts (two norms, the heads' rotation), and
+# attention, if one program has all of a row. A layer with more norms has more of them.
 LAYER_KERNELS = 8
 _MOST_RECORDED = 256
 _log = logging.getLogger(__name__)

@@ -92,7 +92,7 @@ class Trials:
     def awake(self) -> frozenset[int]:
         """The drafters that hear of everything: that of now, and the settled one if it drafts again behind a trial.
 
-        There is none as long as no drafter pays.
+        In a rest that goes on none does.
         """
         if self.way == self.settled and not self.keeps_features and self.prepared is None:  # as in most rounds
             return frozenset() if self.way == REST else frozenset([self.way])
